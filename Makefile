@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/third_party.py --json benchmarks/results/third_party.json
 	$(BIN)/python benchmarks/sweeps.py --json benchmarks/results/sweeps.json
 	$(BIN)/python benchmarks/twin.py --json benchmarks/results/twin.json
+	$(BIN)/python benchmarks/export.py --json benchmarks/results/export.json
 	$(BIN)/python benchmarks/demo.py --json benchmarks/results/demo.json
 	$(BIN)/python benchmarks/audit_example.py --json benchmarks/results/audit_example.json
 	$(BIN)/python docs/tables

@@ -16,12 +16,12 @@ FLOORS = [
     ("the command line", ["cli"]),
     ("papers as studies", ["studies"]),
     ("training and attacks", ["train", "attacks"]),
-    ("what is trained, and on what", ["ensemble", "trunk", "data"]),
+    ("what is trained, and on what", ["export", "ensemble", "trunk", "data"]),
     ("verdicts and pages", ["auditing", "pages"]),
-    ("networks, and how members run", ["execution", "masks", "dropout", "nets"]),
+    ("networks, and how members run", ["masks", "execution", "dropout", "architecture", "nets"]),
     ("pure functions of outputs", ["objectives", "metrics", "scores", "diversity", "losses", "pooling"]),
     ("what functions take", ["calls", "arrays", "batch", "dense", "arguments"]),
-    ("the ground", ["startup", "axes", "checks", "randomness", "fingerprint", "storage"]),
+    ("the ground", ["startup", "axes", "checks", "randomness", "fingerprint", "storage", "training_rows"]),
 ]
 """From the top to the ground. Imports go down, or along a floor; ``tests/test_house.py`` has the full order."""
 

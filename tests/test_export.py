@@ -167,7 +167,19 @@ def test_programs_give_the_pooled_outputs_for_any_batch(name):
 
 @pytest.mark.slow(fast=["cnn_batch_norm", "masked", "mlp"])
 @pytest.mark.parametrize(
-    "name", ["mlp", "cnn_batch_norm", "masked", "trunk with cut", "mixed", "attention", "sliced mask", "recurrent"]
+    "name",
+    [
+        "mlp",
+        "cnn_batch_norm",
+        "masked",
+        "trunk with cut",
+        "mixed",
+        "attention",
+        "sliced mask",
+        "recurrent",
+        "member",
+        "soup",
+    ],
 )
 def test_onnx_files_run_in_onnxruntime(name, tmp_path):
     build, shape = MODELS[name]
@@ -207,6 +219,95 @@ def test_regression(members, tmp_path):
     check(run_onnx(file, input=batch), wanted)
 
 
+def entropy(probs):
+    return -sum(p * np.log(p) if p else 0.0 for p in probs)
+
+
+def named_by_hand(kind, values, pool):
+    """Slow oracle, one number at a time: float64 ``[M, B, C]`` to the outputs of a program."""
+    rows, width = values.shape[1:]
+    grid = [(row, column) for row in range(rows) for column in range(width)]
+    columns = {place: values[:, *place] for place in grid}
+    if kind == "bce":
+        sigmoid = {place: 1 / (1 + np.exp(-column)) for place, column in columns.items()}
+        mean = {place: chances.mean() for place, chances in sigmoid.items()}
+        pooled = {place: 1 / (1 + np.exp(-columns[place].mean())) for place in grid} if pool == "score" else mean
+        total = {place: entropy([chance, 1 - chance]) for place, chance in mean.items()}
+        part = {place: np.mean([entropy([c, 1 - c]) for c in sigmoid[place]]) for place in grid}
+        results = [pooled, total, {place: total[place] - part[place] for place in grid}, part]
+        names, shape = ["probs", "entropy", "mutual_information", "aleatoric"], (rows, width)
+    elif kind == "quantile":
+        targets = width // 3
+        grid = [(row, target) for row in range(rows) for target in range(targets)]
+        rising = {p: sorted(np.mean(values[:, p[0], 3 * p[1] + q]) for q in range(3)) for p in grid}
+        spread = {p: [np.var(values[:, p[0], 3 * p[1] + q]) for q in range(3)] for p in grid}
+        results = [rising, {p: rising[p][-1] - rising[p][0] for p in grid}, spread]
+        names, shape = ["quantiles", "width", "variance"], (rows, targets)
+    else:
+        if kind == "gaussian_nll":
+            targets = width // 2
+            grid = [(row, target) for row in range(rows) for target in range(targets)]
+            means = {p: values[:, p[0], p[1]] for p in grid}
+            noise = {p: np.mean(np.exp(values[:, p[0], targets + p[1]]) + 1e-6) for p in grid}
+        else:
+            means = {p: np.exp(columns[p]) for p in grid}
+            noise, targets = {p: means[p].mean() for p in grid}, width
+        epistemic = {p: np.mean((means[p] - means[p].mean()) ** 2) for p in grid}
+        variance = {p: noise[p] + epistemic[p] for p in grid}
+        mean = {p: np.exp(columns[p].mean()) if pool == "score" else means[p].mean() for p in grid}
+        results = [mean, variance, {p: np.sqrt(variance[p]) for p in grid}, noise, epistemic]
+        names, shape = ["mean", "variance", "std", "aleatoric", "epistemic"], (rows, targets)
+    return {
+        name: torch.tensor(np.array([result[place] for place in grid])).reshape(*shape, -1).squeeze(-1)
+        if name not in ("quantiles", "variance") or kind != "quantile"
+        else torch.tensor(np.array([result[place] for place in grid])).reshape(*shape, 3)
+        for name, result in zip(names, results, strict=True)
+    }
+
+
+@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize(
+    ("loss", "pool", "width"),
+    [
+        ("bce", "probability", 3),
+        ("bce", "score", 1),
+        ("gaussian_nll", "probability", 4),
+        ("poisson", "score", 2),
+        ("poisson", "probability", 2),
+        ("quantile", "score", 6),
+    ],
+)
+def test_other_losses_have_outputs_of_their_own(loss, pool, width, members, tmp_path):
+    ens = ds.Ensemble(partial(ds.nets.mlp, 6, width, (8,)), members).double()
+    batch = 3 * torch.randn(7, 6).double()
+    wanted = named_by_hand(loss, ens.predict(batch).numpy(), pool)
+    exported = ds.export.program(ens, batch[:3], loss=loss, pool=pool)
+    check(exported.module()(batch), wanted, 1e-9)
+    check(exported.module()(batch[:1]), {name: values[:1] for name, values in wanted.items()}, 1e-9)
+    if members > 1:
+        file = ds.export.onnx(ens, tmp_path / "model.onnx", batch[:3], loss=loss, pool=pool)
+        check(run_onnx(file, input=batch), wanted)
+        batch[2] = torch.nan
+        unknown = {name: values.isnan().reshape(7, -1) for name, values in run_onnx(file, input=batch).items()}
+        assert all(rows[2].all() and int(rows.sum()) == rows.shape[1] for rows in unknown.values())
+
+
+def test_quantiles_of_other_levels_and_dense_values():
+    ens = ds.Ensemble(lambda: nn.Conv2d(2, 4, 1), 3)
+    batch = torch.randn(5, 2, 4, 4)
+    values = ens.predict(batch)
+    loss = partial(ds.losses.quantile, levels=(0.1, 0.9))
+    results = ds.export.program(ens, batch[:2], loss=loss).module()(batch)
+    wanted = values.mean(0).unflatten(1, (2, 2)).movedim(2, -1).sort(-1).values  # [B, D, H, W, Q]
+    torch.testing.assert_close(results["quantiles"], wanted)
+    torch.testing.assert_close(results["width"], wanted[..., 1] - wanted[..., 0])
+    results = ds.export.program(ens, batch[:2], loss="gaussian_nll").module()(batch)
+    torch.testing.assert_close(results["mean"], values.mean(0)[:, :2])
+    torch.testing.assert_close(results["aleatoric"], values[:, :, 2:].exp().mean(0) + 1e-6)
+    results = ds.export.program(ens, batch[:2], loss="bce").module()(batch)
+    torch.testing.assert_close(results["probs"], values.sigmoid().mean(0))
+
+
 def test_nan_stays_nan_in_its_example_alone(tmp_path):
     ens = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (8,), activation=nn.Tanh), 3)
     batch = torch.randn(4, 6)
@@ -242,7 +343,8 @@ def test_any_backend_is_exported_and_stays(backend, caplog):
     assert ens.choices == []
     check(exported.module()(batch[:3]), expected(member_outputs(ens, batch[:3])))
     direct = torch.export.export(ens.eval(), (batch,), dynamic_shapes=(({0: torch.export.Dim("batch")},),))
-    torch.testing.assert_close(direct.module()(batch[:3]), ens(batch[:3]), rtol=1e-5, atol=1e-5)
+    for rows in (1, 3):
+        torch.testing.assert_close(direct.module()(batch[:rows]), ens(batch[:rows]), rtol=1e-5, atol=1e-5)
 
 
 def test_a_program_of_linear_layers_multiplies_all_members_at_once():
@@ -402,9 +504,14 @@ class FixesTheBatch(nn.Module):
         (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"pool": "mean"}, "`pool` must be one of 'probability'"),
         (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"pool": "vote", "task": "regression"}, "one of 'score'"),
         (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"task": "classes"}, "`task` must be one of"),
+        (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"task": "regression", "loss": "bce"}, "'classification' with"),
+        (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"loss": "gaussian_nll"}, "two outputs per target"),
+        (lambda: nn.Linear(6, 4), torch.ones(4, 6), {"loss": "quantile"}, "3 quantiles per target"),
+        (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"loss": torch.dot}, "one of dissensus.losses.*`outputs`"),
+        (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"loss": "gaussian"}, "Did you mean 'gaussian_nll'"),
         (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"outputs": "probs"}, "`outputs` must be a function"),
         (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"outputs": lambda v: v}, "return tensors by name"),
-        (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"outputs": dict, "pool": "vote"}, "come without `pool`"),
+        (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"outputs": dict, "pool": "vote"}, "come without .*got `pool`"),
         (
             lambda: ds.masks.monte_carlo(masked_network(), 3, 0.2),
             torch.ones(4, 6),
@@ -417,6 +524,48 @@ def test_what_cannot_be_exported_is_refused(model, example, options, message):
     built = model()
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
         ds.export.program(built, example, **options)
+
+
+class NamedAsOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, mean, probs):
+        return self.head(mean) * probs
+
+
+def test_names_of_inputs_and_outputs_differ(tmp_path):
+    ens = ds.Ensemble(NamedAsOutputs, 2)
+    file = ds.export.onnx(ens, tmp_path / "model.onnx", (torch.zeros(3, 6), torch.zeros(3, 1)))
+    x, scale = torch.randn(5, 6), torch.rand(5, 1)
+    with torch.no_grad():
+        wanted = expected(ens(x, scale))
+    check(run_onnx(file, mean=x, probs_input=scale), wanted)
+
+
+def test_versions_of_operators(tmp_path, caplog):
+    ens = ds.Ensemble(NETWORKS["mlp"][0], 2)
+    file = ds.export.onnx(ens, tmp_path / "model.onnx", torch.zeros(2, 6), opset=18)
+    import onnx
+
+    assert [(entry.domain, entry.version) for entry in onnx.load(file).opset_import] == [("", 18)]
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="`opset` must be a version .*; got 99"):
+        ds.export.onnx(ens, file, torch.zeros(2, 6), opset=99)
+    assert file.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
+
+
+def test_large_weights_lie_in_a_second_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("dissensus.export.files.ONE_FILE", 0)
+    ens = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (400,)), 3)
+    batch = torch.randn(5, 6)
+    for _ in range(2):  # the second replaces the first
+        file = ds.export.onnx(ens, tmp_path / "model.onnx", batch[:2])
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+        check(run_onnx(file, input=batch), expected(member_outputs(ens, batch)))
 
 
 def test_where_onnx_files_cannot_be_written(tmp_path, monkeypatch):

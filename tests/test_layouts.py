@@ -17,6 +17,7 @@ import dissensus as ds
 from dissensus import checks, dropout, fingerprint, randomness, storage
 from dissensus.data import tables, unlabelled
 from dissensus.data.batches import check_finite, end_to_end
+from dissensus.training_rows import TrainingRows
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
@@ -250,6 +251,12 @@ EXACT, ROUNDED = "exact", "rounded"
 """Equal to the bit (nothing is summed), or to rounding."""
 
 
+def trained_on(model, x):
+    """Which rows a model recognises that was trained on every second one."""
+    model.training_rows = TrainingRows.of(x[::2])
+    return model.trained_on(x).double()
+
+
 def table():
     """``name -> (function, its tensors, EXACT or ROUNDED)``; a name may say more behind a comma."""
     ce, brier = {"loss": "cross_entropy"}, {"loss": "brier"}
@@ -428,6 +435,8 @@ def table():
         "masks.Masksembles.forward, tokens": (ds.masks.Masksembles(6, 4, 2.0, channel_axis=-1), (ROWS,), EXACT),
         "masks.Masked.forward": (lambda x: masked()(x), (IMAGES,)),
         "masks.Masked.forward, training": (lambda x: masked().train()(x), (IMAGES,)),
+        "masks.Masked.predict": (lambda x, y: masked().predict((x, y), 5, targets=True), (IMAGES, LABELS)),
+        "masks.Masked.trained_on": (lambda x: trained_on(masked(), x), (IMAGES,)),
         "masks.Masked.member": (lambda x: masked(mlp).member(1)(x), (ROWS,)),
         "masks.MonteCarlo.forward": (lambda x: monte_carlo()(x), (IMAGES,)),
         "masks.plan": (lambda x: ds.masks.plan(cnn(), 4, 1.5, cost="multiply_adds", x=x), (IMAGES,)),
@@ -463,6 +472,7 @@ def table():
             (ROWS,),
         ),
         "Ensemble.predict": (lambda x, y: ensemble(cnn).predict((x, y), 5, targets=True), (IMAGES, LABELS)),
+        "Ensemble.trained_on": (lambda x: trained_on(ensemble(cnn), x), (IMAGES,)),
         "Ensemble.soup": (lambda x: ensemble(cnn).soup(x, batch_size=5), (IMAGES,)),
         "Ensemble.greedy_soup": (
             lambda x: ensemble(cnn).greedy_soup(lambda n: float(n(x).square().mean()), x, batch_size=5).network,
@@ -1036,6 +1046,7 @@ ROOMS = {
     "checks": checks,
 }
 LEFT_OUT = {
+    "Architecture.from_json": "takes what JSON can hold",
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "checks.device": "takes a device",

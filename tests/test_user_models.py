@@ -244,8 +244,8 @@ WRONG = [
     ("ood --model MODELS:ensemble --outside far.npz", 2, "give INSIDE, or --model MODULE:FUNCTION with --data"),
     ("ood outputs.npz --data data.npz --outside far.npz", 2, "give INSIDE, or --model"),
     ("ood --model MODELS:ensemble --data data.npz --outside far=absent.npz", 1, "must be a file; got nothing"),
-    ("robust --data data.npz --epsilon 0.1", 2, "give --ensemble with --network, or --model"),
-    ("robust --ensemble x --data digits --epsilon 0.1", 2, "--ensemble needs --network"),
+    ("robust --data data.npz --epsilon 0.1", 2, "give --ensemble, or --model"),
+    ("robust --ensemble x --data digits --epsilon 0.1", 1, "x"),
     (f"{ROBUST} --network cnn", 2, "--network and --option go with --ensemble"),
     (ROBUST.replace("data.npz", "values.npz"), 1, "must hold labels, whole numbers"),
     (ROBUST.replace("data.npz", "images --image-size 8").replace(":ensemble", ":value"), 1, "value is no function"),
@@ -265,11 +265,21 @@ def test_nothing_is_imported_unless_it_is_named(command, tmp_path):
     assert "sneaky" not in sys.modules
 
 
-def test_saved_ensembles_without_networks_say_what_helps(command, tmp_path):
-    ds.Ensemble(partial(nn.Linear, 4, 3), members=2).save(tmp_path / "kept")
-    code, _, errors = command("report kept --data data.npz")
+def test_saved_ensembles_are_loaded_by_their_architecture(command, tmp_path, unchecked):
+    build = ds.Architecture("dissensus.nets:mlp", inputs=4, outputs=3, hidden=[5])
+    ds.Ensemble(build, members=2, seed=0).save(tmp_path / "kept")
+    code, _, errors = command("report kept --data data.npz --json r.json")
+    assert code == 0, errors
+    with np.load(tmp_path / "data.npz") as data:
+        direct = ds.report(ds.Ensemble(build, members=2, seed=0), (torch.from_numpy(data["x"]), data["y"]))
+    stored = json.loads((tmp_path / "r.json").read_text())
+    assert stored["numbers"]["nll"]["value"] == pytest.approx(direct.numbers["nll"].value)
+    code, _, errors = command("robust --ensemble kept --data data.npz --epsilon 0.05 --suite quick --examples 6")
+    assert code == 0, errors
+    ds.Ensemble(partial(nn.Linear, 4, 3), members=2).save(tmp_path / "bare")
+    code, _, errors = command("report bare --data data.npz")
     assert code == 1
-    assert "--model MODULE:FUNCTION" in errors
+    assert "bare" in errors
 
 
 def test_bytes_are_scaled_and_images_spread_over_classes(command, tmp_path):

@@ -17,6 +17,7 @@ import detection
 import diversity
 import masks
 import models
+import production
 import readme
 import reliability
 import robustness
@@ -31,6 +32,7 @@ PAGES: dict[str, ModuleType] = {
     "docs/diversity.md": diversity,
     "docs/masks.md": masks,
     "docs/models.md": models,
+    "docs/production.md": production,
     "docs/reliability.md": reliability,
     "docs/robustness.md": robustness,
     "docs/speed.md": speed,

@@ -23,6 +23,7 @@ from dissensus import (
     train,
     trunk,
 )
+from dissensus.architecture import Architecture
 from dissensus.auditing import Audit, audit, audit_estimator
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
@@ -35,6 +36,7 @@ from dissensus.trunk import SharedTrunk
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "Architecture",
     "Audit",
     "Decomposition",
     "Ensemble",

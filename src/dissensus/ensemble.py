@@ -1,20 +1,18 @@
 """Stacked members behind one callable: ``x [B, ...] -> [M, B, ...]``."""
 
 import copy
-import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
-from dissensus import calls, checks, storage
-from dissensus.arrays import Conversion
+from dissensus import checks, storage
+from dissensus.architecture import Architecture
 from dissensus.batch import Unpack
-from dissensus.calls import NetworkInputs, OutputChoice, call, check_output_choice
+from dissensus.calls import OutputChoice, call, check_output_choice
 from dissensus.dropout import key_tensors
 from dissensus.execution import (
     BACKENDS,
@@ -25,14 +23,12 @@ from dissensus.execution import (
     StackedMembers,
     are_passes_replayed,
     inference,
-    passes_replayed,
-    settings_kept,
 )
 from dissensus.execution.backends import checked
-from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
-from dissensus.execution.out_of_memory import advising
+from dissensus.execution.stored_architectures import Beside, checked_architecture, stored_architecture, trusted_builds
 from dissensus.randomness import Use, derived_seed, seeded
+from dissensus.training_rows import TrainingRows
 
 Build = Callable[[], nn.Module]
 KIND = "dissensus.ensemble"
@@ -48,16 +44,13 @@ class GreedySoup(NamedTuple):
     score: float
 
 
-class _Beside:
+class _Beside(Beside):
     """Holds what belongs to an ensemble, but neither to its submodules nor to its weights and its fingerprint."""
 
-    def __init__(self, twin: "Ensemble | None" = None) -> None:
-        self.twin = twin
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin: Ensemble | None = None
         self.in_bag: Tensor | Literal["all"] | None = "all"
-
-    def fingerprint_parts(self) -> list[object]:
-        """Nothing: a twin decides no output of its sibling."""
-        return []
 
 
 class Ensemble(nn.Module):
@@ -65,7 +58,8 @@ class Ensemble(nn.Module):
 
     Args:
         build: Returns a new, freshly initialised member: any ``nn.Module`` whose inputs are tensors, or tuples and
-            dictionaries of them, with the batch as first axis.
+            dictionaries of them, with the batch as first axis. With a `dissensus.Architecture`, `save` stores how to
+            build a member, and `load` needs no ``build``.
         members: M.
         seed: Determines every member's initial weights, and dropout outside of `fit`. Member i's do not depend on M.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
@@ -94,6 +88,8 @@ class Ensemble(nn.Module):
     ) -> None:
         super().__init__()
         self._beside = _Beside()
+        self._beside.training_rows = TrainingRows.none()
+        self._beside.architecture = build if isinstance(build, Architecture) else None
         members = checks.count("members", members)
         self.seed = seed = checks.count("seed", seed, 0)
         check_output_choice(output)
@@ -236,6 +232,43 @@ class Ensemble(nn.Module):
     def in_bag(self, in_bag: Tensor | Literal["all"] | None) -> None:
         self._beside.in_bag = in_bag
 
+    @property
+    def training_rows(self) -> TrainingRows:
+        """A record of the rows that members were trained on by `dissensus.fit`, two numbers of each; see `trained_on`.
+
+        ``training_rows.complete`` is False where there may be other training data: batches of a loader, networks that
+        existed before. `save` stores the record. ``ens.training_rows = None`` forgets it.
+        """
+        return self._beside.training_rows
+
+    @training_rows.setter
+    def training_rows(self, rows: TrainingRows | None) -> None:
+        self._beside.training_rows = TrainingRows.unknown() if rows is None else rows
+
+    def trained_on(self, data: Inputs, *, unpack: Unpack | None = None) -> Tensor:
+        """Which examples are rows that members were trained on, bool ``[N]``.
+
+        Accuracies on such rows say little about new data. Rows count as the same up to rounding. False says nothing
+        where the record in `training_rows` is not complete. Of more than 131,072 training rows, that number is kept,
+        evenly spaced, and only these are recognised.
+
+        Args:
+            data: As for `predict`.
+            unpack: As for `predict`.
+
+        >>> x = torch.randn(6, 3)
+        >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=2)
+        >>> ens.training_rows = TrainingRows.of(x[:2])  # as fit does
+        >>> ens.trained_on(x)
+        tensor([ True,  True, False, False, False, False])
+        """
+        return inference.recognised(self.training_rows, self, data, unpack=unpack)
+
+    @property
+    def architecture(self) -> Architecture | tuple[Architecture, ...] | None:
+        """How `build` is stored by `save`: an architecture, one per member if they differ, or None."""
+        return self._beside.architecture
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a twin does not become a submodule, which is what `nn.Module` makes of every module."""
         if name in ("twin", "in_bag"):
@@ -251,9 +284,13 @@ class Ensemble(nn.Module):
         """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""
         chosen = [self._index(i) for i in indices]
         checks.count("number of indices", len(chosen))
-        return self.around(
+        subset = self.around(
             self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.body.requested_backend
         )
+        subset.training_rows = self.training_rows
+        several = self.architecture
+        subset._beside.architecture = tuple(several[i] for i in chosen) if isinstance(several, tuple) else several
+        return subset
 
     def _index(self, index: int) -> int:
         index = operator.index(index)  # of a tensor or an array as well
@@ -350,7 +387,6 @@ class Ensemble(nn.Module):
         file: str | Path | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
-    @torch.no_grad()
     def predict(
         self,
         data: Inputs,
@@ -385,33 +421,26 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
-        targets = checks.flag("targets", targets)
-        place = None if file is None else inference.replaceable(file)
-        conversion = Conversion.of(self)
-        source = inference.input_batches(data, batch_size, targets=targets, unpack=unpack, conversion=conversion)
-        many = source.examples is None or source.examples > 4 * batch_size
-        capture = capture_on(self.device) if many else None
-        replayed = nullcontext() if capture is None else passes_replayed()
-        advice = functools.partial(
-            inference.prediction_out_of_memory, self.device, self.members, batch_size, file is not None
-        )
-        with advising(advice), settings_kept(self), on(self.device), replayed:
-            self.eval()
-            passes = inference.Passes(self._pass, self.device, capture)
-            outputs = inference.collected(passes, source, place)
-            return (outputs, torch.cat(source.targets)) if targets else outputs
+        return inference.predicted(self, self.members, data, batch_size, targets=targets, unpack=unpack, file=file)
 
-    def _pass(self, inputs: NetworkInputs) -> Tensor:
-        try:
-            return calls.outputs_of(self, inputs)
-        except (RuntimeError, IndexError, TypeError) as reason:
-            told = calls.misfit(reason, inputs, self)
-            if told is None:
-                raise
-            raise told from reason
+    def save(self, path: str | Path, *, architecture: Architecture | Sequence[Architecture] | None = None) -> None:
+        """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one.
 
-    def save(self, path: str | Path) -> None:
-        """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""
+        Args:
+            path: The folder.
+            architecture: How to build a member, so that `load` needs no ``build``: a `dissensus.Architecture`, or one
+                per member if they differ. It is called once, and refused if it builds another network than the
+                members. By default that of `Ensemble` or `load`, if there was one.
+
+        >>> import tempfile
+        >>> from dissensus import Architecture
+        >>> ens = Ensemble(Architecture("dissensus.nets:mlp", inputs=4, outputs=3), members=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ens.save(folder)
+        ...     torch.equal(Ensemble.load(folder)(torch.ones(5, 4)), ens(torch.ones(5, 4)))
+        True
+        """
+        stored = _stored_architecture(self.body, self.architecture if architecture is None else architecture)
         details: dict[str, Any] = {
             "members": self.members,
             "seed": self.seed,
@@ -424,25 +453,42 @@ class Ensemble(nn.Module):
             details["output"] = self.output
         if self.in_bag is None or isinstance(self.in_bag, Tensor):
             details["in_bag"] = "unknown"
+        if stored is not None:
+            details["architecture"] = stored
+        details["training_rows"] = self.training_rows.to_json()
         storage.write_folder(path, KIND, self.body.tensors(), details, FORMATS)
 
     @classmethod
     def load(
-        cls, path: str | Path, build: Build | Sequence[Build], *, output: OutputChoice | None = None
+        cls,
+        path: str | Path,
+        build: Build | Sequence[Build] | None = None,
+        *,
+        output: OutputChoice | None = None,
+        trust: str | Iterable[str] = (),
     ) -> "Ensemble":
         """Load what `save` wrote, in this release or since 0.1.
 
-        ``build`` gives the architecture, one for all members or one per member. ``output`` is that of the saved
-        ensemble where it was a name or a position. A function has to be passed again.
+        Args:
+            path: The folder.
+            build: Returns a member, or one function per member if they differ. None: what was saved with an
+                architecture says it.
+            output: Which part of what a member returns is its output. By default that of the saved ensemble where it
+                was a name or a position. A function has to be passed again.
+            trust: Packages, modules or functions (``"my_package"``, ``"my_package.models:build"``) that a stored
+                architecture may import and call. Those of `dissensus.nets` and `dissensus.masks.convert` need none.
+                Without it, nothing else is imported or run.
         """
         check_output_choice(output)
         tensors, manifest = storage.read_folder(path, KIND, FORMATS)
+        architecture = stored_architecture(path, manifest)
         try:
             members, member_ids, seed = int(manifest["members"]), list(manifest["member_ids"]), int(manifest["seed"])
             mixed, backend, training = bool(manifest["mixed"]), str(manifest["backend"]), bool(manifest["training"])
+            training_rows = TrainingRows.from_json(manifest.get("training_rows"))
         except (KeyError, TypeError, ValueError) as reason:
             raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
-        body = _empty_body(build, members, mixed)
+        body = _empty_body(trusted_builds(path, architecture, trust) if build is None else build, members, mixed)
         body.output = manifest.get("output") if output is None else output
         body.set_keys([(seed, member) for member in member_ids])
         keys = {id(tensor) for tensor in key_tensors(body.modules())}  # earlier releases keyed fewer draws
@@ -454,6 +500,8 @@ class Ensemble(nn.Module):
                 tensor.data = tensors[name].to(tensor.device)
         if manifest.get("in_bag") == "unknown":
             ensemble.in_bag = None
+        ensemble.training_rows = training_rows
+        ensemble._beside.architecture = architecture
         return ensemble.train(training)
 
     def extra_repr(self) -> str:
@@ -487,6 +535,27 @@ def _checked(network: object) -> nn.Module:
     if not any(True for _ in network.parameters()):
         checks.refuse("build", "return a network with parameters", "one without", "There is nothing to stack.")
     return network
+
+
+def _stored_architecture(
+    body: Body, architecture: Architecture | Sequence[Architecture] | None
+) -> dict[str, Any] | list[dict[str, Any]] | None:
+    """An architecture as the manifest has it; one that builds other networks than the members is refused."""
+    if architecture is None:
+        return None
+    architectures = list(architecture) if isinstance(architecture, Sequence) else [architecture]
+    wanted = 1 if isinstance(body, StackedMembers) else len(body)
+    if len(architectures) != wanted:
+        requirement = "be one Architecture" + (f" per member ({wanted})" if wanted > 1 else "")
+        checks.refuse("architecture", requirement, f"{len(architectures)} of them")
+    if isinstance(body, StackedMembers):
+        shapes = {name: tensor.shape[1:] for name, tensor in body.tensors().items()}
+        return checked_architecture(architectures[0], body.settings, shapes)
+    assert isinstance(body, MixedMembers)
+    return [
+        checked_architecture(part, settings, {name: tensor.shape for name, tensor in skeleton.tensors().items()})
+        for part, settings, skeleton in zip(architectures, body.settings, body.skeletons, strict=True)
+    ]
 
 
 def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> Body:

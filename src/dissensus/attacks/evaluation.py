@@ -24,6 +24,7 @@ from dissensus.attacks.problem import Adversarial, Attack, attack_problem
 from dissensus.attacks.robustness import AttackResult, CurvePoint, Robustness
 from dissensus.attacks.suites import SUITES, Setting, Suite, SuiteMaker, Terms, as_setting, suite_of, transfers
 from dissensus.attacks.target_model import Model, PoolName
+from dissensus.attacks.training_overlap import training_overlap
 from dissensus.execution.out_of_memory import advising
 from dissensus.metrics import Interval, wilson
 
@@ -77,6 +78,9 @@ def evaluate(
         progress: Called with the name of the current attack and the share of attacks that are done.
         seed: Seed of all random starts.
 
+    Accuracies on rows that the model was trained on say nothing about new data. They are recognised by the record that
+    `dissensus.fit` keeps with an ensemble, and `Robustness.notes` warns of them.
+
     Accuracies come with Wilson's 95 % intervals. Curves and checks use the first 128 examples, or 64 with ``"quick"``.
     """
     x, y = _checked_data(data, examples)
@@ -98,6 +102,7 @@ def evaluate(
     with advising(partial(attack_out_of_memory, batch_size)):
         clean = _misclassified(model, x, y, pool, batch_size)
         diagnostics = model_diagnostics(model, x[:diagnosed], y[:diagnosed], pool)
+        overlap = training_overlap(model, x, batch_size)
     terms = Terms(
         float(epsilon),
         norm,
@@ -147,6 +152,8 @@ def evaluate(
         "on_survivors": plan.on_survivors,
         "seconds": runner.seconds,
         "beyond": int((runner.broken_by_checks & ~broken).sum()),
+        "training_rows": overlap.rows,
+        "training_known": overlap.known,
     }
     return Robustness(
         clean=_accuracy(clean),

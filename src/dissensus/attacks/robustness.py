@@ -56,7 +56,8 @@ class Robustness:
     standing: list[int]
     """Indices of the examples on which no attack succeeded."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Suite, ε, norm, pool, examples, members and so on; ``beyond``: number of examples that only the checks broke."""
+    """Suite, ε, norm, pool, examples, members and so on. ``beyond``: number of examples that only the checks broke.
+    ``training_rows``: number of examples that the model was trained on; ``training_known``: whether that is all."""
 
     @property
     def flags(self) -> list[Flag]:
@@ -89,7 +90,7 @@ class Robustness:
 
     def notes(self) -> list[str]:
         """Remarks that a reader of the table needs."""
-        notes = []
+        notes = self._training_notes()
         if self.facts["on_survivors"]:
             notes.append(
                 "Each attack ran on the examples that earlier ones left; accuracies are those after all so far."
@@ -111,6 +112,22 @@ class Robustness:
         if self.facts["suite"] == "paper":
             notes.append("The paper's protocol is weaker than it should be: report the standard or the adaptive suite.")
         return notes
+
+    def _training_notes(self) -> list[str]:
+        """Warnings about examples that the model was trained on, or may have been. Earlier results have none."""
+        rows, known = self.facts.get("training_rows", 0), self.facts.get("training_known", True)
+        if rows:
+            least = "" if known else "at least "
+            return [
+                f"Warning: {least}{rows:,} of the {self.facts['examples']:,} examples are rows that the model was "
+                "trained on. Accuracies on them say nothing about new data: use test data."
+            ]
+        if self.clean.value == 1 and not known:
+            return [
+                "Warning: every example is right without an attack, and it is not known what the model was trained on. "
+                "Are the examples its training data? Use test data."
+            ]
+        return []
 
     def summary(self) -> str:
         """One screen of plain text."""

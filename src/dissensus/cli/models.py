@@ -3,7 +3,7 @@
 import importlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,12 +84,13 @@ def _fail_inside(option: str, text: str, what: str, reason: Exception, hint: str
     fail(f"{option} {text}: {what}: {type(reason).__name__}: {first}{where}.{hint}")
 
 
-def load_saved(folder: Path) -> Any:
-    """The ensemble in a folder, where its architecture is stored beside its weights."""
+def load_saved(folder: Path, trust: Sequence[str] = ()) -> Any:
+    """The ensemble in a folder, where its architecture is stored beside its weights.
+
+    ``trust`` names packages whose functions that architecture may call.
+    """
     from dissensus.ensemble import Ensemble
 
-    load: Any = Ensemble.load
-    try:
-        return load(folder).eval()
-    except TypeError:  # the networks are not known
-        fail(f"{folder} holds weights without their networks: name a function that loads it, --model MODULE:FUNCTION")
+    if trust and "" not in sys.path:
+        sys.path.insert(0, "")
+    return Ensemble.load(folder, trust=trust).eval()

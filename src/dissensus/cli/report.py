@@ -29,6 +29,8 @@ from dissensus.cli.screen import (
 
 OPTIONS = {
     "ens": "ENSEMBLE",
+    "build": "--model",
+    "trust": "--trust",
     "data": "--data",
     "target": "--target",
     "drop": "--drop",
@@ -61,6 +63,10 @@ def report(
             help="Instead: a function that returns an Ensemble, a module or a callable x -> [M, B, ...], as "
             "package.module:function; modules of this folder are found."
         ),
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="A package of yours whose function a stored architecture may call; repeatable."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -141,7 +147,11 @@ def report(
         if ensemble is not None and not ensemble.expanduser().is_dir():
             arguments |= _stored(ensemble, data, others, training, read)
         else:
-            subject = load_saved(ensemble).to(where) if ensemble is not None else load_model("--model", model, where)
+            subject = (
+                load_saved(ensemble, trust or []).to(where)
+                if ensemble is not None
+                else load_model("--model", model, where)
+            )
             arguments |= _computed(subject, data, others, training, read, arguments["names"])
         arguments["title"] = title or _title(ensemble, model, data)
         import dissensus as ds

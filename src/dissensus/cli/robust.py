@@ -1,5 +1,6 @@
 """`dissensus robust`: an ensemble's accuracy under attack, and whether the attacks can be trusted."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -7,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.models import load_model
+from dissensus.cli.models import load_model, load_saved
 from dissensus.cli.screen import (
     COLOURS,
     WRONG_USE,
@@ -32,6 +33,9 @@ OPTIONS = {
     "model": "--model",
     "target": "--target",
     "network": "--network",
+    "build": "--network",
+    "options": "--option",
+    "trust": "--trust",
     "data": "--data",
     "part": "--data",
     "epsilon": "--epsilon",
@@ -52,7 +56,8 @@ def robust(
     data: Annotated[
         str,
         typer.Option(
-            help="Images: mnist, fashion-mnist, cifar10, digits, ... With --model also a file or a folder: .npz with x "
+            help="Images: mnist, fashion-mnist, cifar10, digits, ... With --model or a stored "
+            "architecture also a file or a folder: .npz with x "
             "in [0, 1] and y, a .parquet or .csv table with --target, or a folder of images by class."
         ),
     ],
@@ -64,8 +69,12 @@ def robust(
         str | None,
         typer.Option(
             help="The network of its members, one of the studies', such as resnet20 or cnn. cnn has batch norm unless "
-            "--option batch_norm=false."
+            "--option batch_norm=false. Not needed if the ensemble was saved with an architecture."
         ),
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="A package of yours whose function a stored architecture may call; repeatable."),
     ] = None,
     model: Annotated[
         str | None,
@@ -123,27 +132,42 @@ def robust(
 
     if (ensemble is None) == (model is None):
         got = "neither" if model is None else "both"
-        fail(f"give --ensemble with --network, or --model MODULE:FUNCTION; got {got}", WRONG_USE)
+        fail(f"give --ensemble, or --model MODULE:FUNCTION; got {got}", WRONG_USE)
     where = torch_device(device)
     check_file("--json", json_file)
     check_drawn("--page", page)
     check_folder("--folder", folder)
     stored = [Path(place) for place in (ensemble, surrogate) if place is not None and model is None]
     stored += [file for place in stored for file in storage.files_of(place)]
-    stored += [Path(data)] if model is not None else []
+    stored += [Path(data)] if model is not None or network is None else []
     check_apart({"--json": json_file, "--page": page}, stored, folders={"--folder": folder})
     try:
         largest = fraction(epsilon)
-        if model is None:
-            if ensemble is None or network is None:
-                fail("--ensemble needs --network, the network of its members", WRONG_USE)
+        own_data = Path(data).expanduser().exists() or bool(Path(data).suffix)
+        if model is None and (ensemble is None or not own_data or network is not None):
             subject = _stored(
-                ensemble, network, data, option or [], surrogate, standardise, trained_on, split_seed=split_seed
+                ensemble or Path(),
+                network,
+                data,
+                option or [],
+                surrogate,
+                standardise,
+                trained_on,
+                split_seed=split_seed,
+                trust=trust or [],
             )
         else:
             if network is not None or option:
                 fail("--network and --option go with --ensemble; the function of --model makes its networks", WRONG_USE)
-            subject = _of_user(model, data, surrogate, target, image_size, examples, split_seed=split_seed)
+            if ensemble is not None:
+                target_model = load_saved(ensemble, trust or [])
+                other = None if surrogate is None else load_saved(Path(surrogate), trust or [])
+            else:
+                target_model = load_model("--model", model)
+                other = None if surrogate is None else load_model("--surrogate", surrogate)
+            inputs = _inputs(data, own_data, target, image_size, examples, split_seed)
+            words = "Inputs go to the model as they are, in [0, 1]: what it does to them is part of what is attacked."
+            subject = _Subject(target_model, inputs, other, False, words)
         console.print(subject.preparation, style="dim", markup=False, highlight=False)
         choices: Any = {"suite": suite, "norm": norm, "pool": pool}
         with resumable(folder is not None), progress_bar() as bar:
@@ -185,7 +209,7 @@ class _Subject(NamedTuple):
 
 def _stored(
     ensemble: Path,
-    network: str,
+    network: str | None,
     data: str,
     options: list[str],
     surrogate: str | None,
@@ -193,14 +217,18 @@ def _stored(
     trained_on: int | None,
     *,
     split_seed: int,
+    trust: list[str],
 ) -> _Subject:
-    """A stored ensemble of a study's network."""
+    """A stored ensemble, of a study's network or with its architecture, on images of a study."""
     from dissensus.studies import datasets, stored_ensembles
 
     network_options = parsed_settings("--option", options, "width=64")
-    _check_options(network, network_options)
+    if network is not None:
+        _check_options(network, network_options)
+    if trust and "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the working folder are found
     images = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
-    building: Any = {"options": network_options, "standardise": standardise}
+    building: Any = {"options": network_options, "standardise": standardise, "trust": trust}
     subject = stored_ensembles.load(ensemble, network, images, **building)
     other = None if surrogate is None else stored_ensembles.load(surrogate, network, images, **building).model
     is_fixed = datasets.is_split_by_seed(data)
@@ -208,37 +236,26 @@ def _stored(
     return _Subject(subject.model, subject.data, other, standardise and not is_fixed, words)
 
 
-def _of_user(
-    model: str,
-    data: str,
-    surrogate: str | None,
-    target: str | None,
-    image_size: int,
-    examples: int,
-    *,
-    split_seed: int,
-) -> _Subject:
-    """A model that a function returns, on images of a study's data set or on data in files."""
+def _inputs(
+    data: str, own_data: bool, target: str | None, image_size: int, examples: int, split_seed: int
+) -> tuple[Any, Any]:
+    """Inputs in [0, 1] and labels: of a study's data set, or of a file or folder."""
     import numpy as np
     import torch
 
-    subject = load_model("--model", model)
-    other = None if surrogate is None else load_model("--surrogate", surrogate)
-    if not Path(data).expanduser().exists() and not Path(data).suffix:
+    if not own_data:
         from dissensus.studies import datasets
 
-        x, y = datasets.load_unscaled(data, seed=split_seed).test
-    else:
-        from dissensus.data.user_files import read_data
+        return datasets.load_unscaled(data, seed=split_seed).test
+    from dissensus.data.user_files import read_data
 
-        x, labels = read_data(data, target=target, image_size=image_size).tensors(examples)
-        y = labels if isinstance(labels, torch.Tensor) else torch.as_tensor(_class_numbers(np.asarray(labels), data))
-        low, high = float(x.min()), float(x.max())
-        if not x.is_floating_point() or low < 0 or high > 1:
-            fix = "Scale them, and undo it inside the model."
-            raise ValueError(f"--data {data} must hold inputs in [0, 1], real numbers; got {low:g} to {high:g}. {fix}")
-    words = "Inputs go to the model as they are, in [0, 1]: what it does to them is part of what is attacked."
-    return _Subject(subject, (x, y), other, False, words)
+    x, labels = read_data(data, target=target, image_size=image_size).tensors(examples)
+    y = labels if isinstance(labels, torch.Tensor) else torch.as_tensor(_class_numbers(np.asarray(labels), data))
+    low, high = float(x.min()), float(x.max())
+    if not x.is_floating_point() or low < 0 or high > 1:
+        fix = "Scale them, and undo it inside the model."
+        raise ValueError(f"--data {data} must hold inputs in [0, 1], real numbers; got {low:g} to {high:g}. {fix}")
+    return x, y
 
 
 def _class_numbers(labels: Any, data: str) -> Any:

@@ -4,23 +4,26 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion, is_array
 from dissensus.batch import Unpack, check_dtype, check_finite, unpacked
 from dissensus.calls import Call, NetworkInputs, network_inputs
-from dissensus.execution.graphs import Capture
-from dissensus.execution.out_of_memory import OutOfMemory
+from dissensus.execution.body import passes_replayed
+from dissensus.execution.graphs import Capture, capture_on, on
+from dissensus.execution.kept import settings_kept
+from dissensus.execution.out_of_memory import OutOfMemory, advising
 from dissensus.execution.replay import GraphCache, Recording
 from dissensus.output_files import is_replaceable
+from dissensus.training_rows import TrainingRows
 
 Inputs = Any
 """Inputs (a tensor, an array, a dictionary of named inputs), a pair ``(inputs, targets)``, or a source of batches."""
@@ -38,6 +41,56 @@ class InputBatches(NamedTuple):
     """The number of examples in all batches; None if it is not known in advance."""
     targets: list[Tensor]
     """Targets of the batches that have been read, if they were asked for; on the host."""
+
+
+def predicted(
+    network: nn.Module,
+    members: int,
+    data: Inputs,
+    batch_size: int,
+    *,
+    targets: bool = False,
+    unpack: Unpack | None = None,
+    file: str | Path | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Outputs ``[M, N, ...]`` of a network with members in evaluation mode, batch by batch; the mode is put back.
+
+    ``members`` is M, which only messages use; see `dissensus.Ensemble.predict` for the other arguments.
+    """
+    targets = checks.flag("targets", targets)
+    place = None if file is None else replaceable(file)
+    source = input_batches(data, batch_size, targets=targets, unpack=unpack, conversion=Conversion.of(network))
+    device = next(network.parameters()).device
+    many = source.examples is None or source.examples > 4 * batch_size
+    capture = capture_on(device) if many else None
+    replayed = nullcontext() if capture is None else passes_replayed()
+    advice = functools.partial(prediction_out_of_memory, device, members, batch_size, file is not None)
+    with torch.no_grad(), advising(advice), settings_kept(network), on(device), replayed:
+        network.eval()
+        outputs = collected(Passes(functools.partial(_outputs, network), device, capture), source, place)
+        return (outputs, torch.cat(source.targets)) if targets else outputs
+
+
+def recognised(
+    rows: TrainingRows, network: nn.Module, data: Inputs, *, unpack: Unpack | None = None, batch_size: int = 4096
+) -> Tensor:
+    """Which examples are among the rows that a network was trained on, bool ``[N]``."""
+    source = input_batches(data, batch_size, unpack=unpack, conversion=Conversion.of(network))
+    parts = [rows.contains(batch) for batch in source.batches]
+    if not parts:
+        checks.refuse("data", "hold at least one example", "none")
+    return torch.cat(parts)
+
+
+def _outputs(network: nn.Module, inputs: NetworkInputs) -> Tensor:
+    """One pass; inputs that do not fit the network are told in one sentence."""
+    try:
+        return calls.outputs_of(network, inputs)
+    except (RuntimeError, IndexError, TypeError) as reason:
+        told = calls.misfit(reason, inputs, network)
+        if told is None:
+            raise
+        raise told from reason
 
 
 def input_batches(

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torch import Tensor, fx, nn
 
 from dissensus.calls import OutputChoice
+from dissensus.dropout import keyed
+from dissensus.execution.compiled import uncompiled
+from dissensus.execution.skeleton import Skeleton
 from dissensus.fingerprint import fingerprint, hooks, module_settings
 
 Visit = Callable[[object], None]
@@ -31,6 +34,28 @@ def other_class(first: nn.Module, second: nn.Module) -> str | None:
     for (name, layer), other in zip(first.named_modules(), second.modules(), strict=False):
         if type(layer) is not type(other) and _class_fingerprint(type(layer)) != _class_fingerprint(type(other)):
             return name
+    return None
+
+
+def difference(settings: Sequence[Entry], shapes: Mapping[str, Sequence[int]], network: nn.Module) -> str | None:
+    """The first difference of a network from an architecture, in words; None if there is none. Weights do not count.
+
+    Args:
+        settings: The `signature` of the architecture.
+        shapes: Shapes of its tensors, by name.
+        network: The network.
+    """
+    network = keyed(uncompiled(network))
+    tensors = {name: list(tensor.shape) for name, tensor in Skeleton(network).tensors().items()}
+    for name in [*shapes, *tensors]:
+        if name not in shapes or name not in tensors:
+            return f"there is {'a' if name in tensors else 'no'} tensor {name!r}"
+        if tensors[name] != list(shapes[name]):
+            return f"tensor {name!r} is {tensors[name]}, not {list(shapes[name])}"
+    differing = sorted(set(signature(network)) ^ set(settings))
+    if differing:
+        layer, setting, _ = differing[0]
+        return f"{setting} of {f'layer {layer!r}' if layer else 'the network'} differs"
     return None
 
 

@@ -1,7 +1,11 @@
 """ONNX files."""
 
 import logging
+import os
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dissensus import checks, storage
+from dissensus.axes import PerExampleLoss
 from dissensus.execution.skeleton import first_line
 from dissensus.export.outputs import Outputs, Pool, Task
 from dissensus.export.programs import checks_off, example_inputs, program
@@ -28,7 +33,8 @@ def onnx(
     path: str | Path,
     example: Any,
     *,
-    task: Task = "classification",
+    task: Task | None = None,
+    loss: str | PerExampleLoss | None = None,
     pool: Pool | None = None,
     class_axis: int = 2,
     member_outputs: bool = False,
@@ -40,14 +46,15 @@ def onnx(
 
     Arguments are those of `program`, which traces the model. The first axis of inputs is named ``batch``. One tensor is
     called ``input``; several have the names of the network's arguments, and parts of nested ones follow with an
-    underscore. Weights of 2 GB or more lie in a second file, ``NAME.data``. It needs ``pip install
-    'dissensus[export]'``.
+    underscore. An earlier file is replaced when the new one is whole. Weights of 2 GB or more lie in a second file,
+    ``NAME.data``. It needs ``pip install 'dissensus[export]'``.
 
     Args:
         model: As for `program`.
         path: The file to write; its name ends in ``.onnx``.
         example: As for `program`.
         task: As for `program`.
+        loss: As for `program`.
         pool: As for `program`.
         class_axis: As for `program`.
         member_outputs: As for `program`.
@@ -75,6 +82,7 @@ def onnx(
         model,
         example,
         task=task,
+        loss=loss,
         pool=pool,
         class_axis=class_axis,
         member_outputs=member_outputs,
@@ -88,8 +96,18 @@ def onnx(
         if size < ONE_FILE:
             write_output(file, converted.model_proto.SerializeToString())
         else:
-            converted.save(file, external_data=True)
+            _write_both(file, converted)
     return file
+
+
+def _write_both(file: Path, converted: Any) -> None:
+    """Write a model and its weights as two files; both are whole before they get their places."""
+    place = Path(os.path.realpath(file))
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".unfinished", dir=place.parent) as folder:
+        part = Path(folder) / place.name
+        converted.save(part, external_data=True)
+        for name in (f"{place.name}.data", place.name):
+            os.replace(Path(folder) / name, place.parent / name)
 
 
 def _place(path: str | Path) -> Path:
@@ -113,21 +131,35 @@ def _converted(exported: "ExportedProgram", names: list[str], opset: int | None)
     """The program in ONNX's operators."""
     tree: Any = exported.call_spec.out_spec
     outputs = list(pytree.tree_unflatten(range(tree.num_leaves), tree))
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it reports versions of operators that it has converted
+    names = [f"{name}_input" if name in outputs else name for name in names]  # in a file names are unique
     try:
-        with checks_off(), torch.no_grad():
+        with checks_off(), torch.no_grad(), _quiet():
             converted: Any = torch.onnx.export(
                 exported, input_names=names, output_names=outputs, opset_version=opset, dynamo=True, verbose=False
             )
     except Exception as reason:  # the converter raises errors of many types
         fix = "Programs of torch.export need no conversion: use dissensus.export.program."
         checks.refuse("model", "consist of operators that ONNX has", first_line(reason), fix)
-    finally:
-        logger.setLevel(level)
+    version = converted.model.opset_imports.get("")
+    if opset is not None and version != opset:  # the converter leaves a program as it is where it fails
+        fix = "Leave `opset` out for the converter's own."
+        checks.refuse("opset", "be a version that this program can be converted to", f"{opset}, not {version}", fix)
     _name_batch(converted.model)
     return converted
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A block in which the converter does not report versions of operators that it tries."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _name_batch(model: Any) -> None:

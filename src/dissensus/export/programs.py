@@ -9,11 +9,12 @@ import jaxtyping
 import torch
 from torch import Tensor, nn
 
-from dissensus import calls, checks
+from dissensus import calls, checks, losses
 from dissensus.arrays import Conversion
+from dissensus.axes import PerExampleLoss
 from dissensus.calls import Call, NetworkInputs, network_inputs
 from dissensus.execution.skeleton import first_line
-from dissensus.export.outputs import Outputs, Pool, Task, chosen
+from dissensus.export.outputs import Outputs, Pool, Task, chosen, loss_of
 from dissensus.export.tracing import Exportable, members_of, with_signature
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def program(
     model: nn.Module,
     example: Any,
     *,
-    task: Task = "classification",
+    task: Task | None = None,
+    loss: str | PerExampleLoss | None = None,
     pool: Pool | None = None,
     class_axis: int = 2,
     member_outputs: bool = False,
@@ -43,8 +45,14 @@ def program(
         example: Inputs ``[B, ...]`` of any values: a tensor or an array, a tuple of several inputs, or a dictionary of
             named ones. Everything but the batch has the shape that the program will take. What is no tensor (None, a
             flag) becomes a part of the program.
-        task: ``"classification"``, where members return logits ``[B, C]``, or ``"regression"``.
-        pool: ``"probability"`` (the default of classification), ``"score"`` (of regression) or ``"vote"``.
+        task: ``"classification"``, where members return logits ``[B, C]``, or ``"regression"``, where they return
+            values. None stands for classification, or for what ``loss`` says.
+        loss: What members were trained on, by its name or function in `dissensus.losses`: it says what their outputs
+            mean. ``"bce"``: labels that do not exclude each other. ``"gaussian_nll"``: means and log-variances.
+            ``"quantile"`` or ``partial(losses.quantile, levels=...)``: quantiles. See `dissensus.export` for the
+            outputs of each.
+        pool: ``"probability"``, ``"score"`` or ``"vote"``; by default that of the loss: the mean of probabilities for
+            classes and labels, of outputs for values.
         class_axis: Axis of the classes in dense outputs ``[M, B, C, *S]``; -1 for language models.
         member_outputs: Whether the members' own outputs ``[M, B, ...]`` are returned too, as ``member_logits``, or
             ``member_outputs`` for regression.
@@ -59,7 +67,7 @@ def program(
 
     ``torch.export.save(exported, "model.pt2")`` writes it, and ``torch.export.load`` reads it, without unpickling code.
     """
-    function = chosen(task, pool, outputs, class_axis=class_axis, member_outputs=member_outputs)
+    function = chosen(task, pool, outputs, loss=loss, class_axis=class_axis, member_outputs=member_outputs)
     inputs = _example(model, example, dynamic_batch)
     try:
         exportable = Exportable(members_of(model, inputs), function).eval()
@@ -70,7 +78,8 @@ def program(
         if told is None:
             raise
         raise told from reason
-    _check_outputs(reference, calls.examples(inputs), task if outputs is None else None)
+    entry = losses.known(loss_of(task, loss)) if outputs is None else None
+    _check_outputs(reference, calls.examples(inputs), None if entry is None else entry.takes)
     exported = _traced(with_signature(exportable, model, inputs), inputs, dynamic_batch)
     _compare(exported, exportable, inputs, dynamic_batch)
     return exported
@@ -99,15 +108,18 @@ def example_inputs(model: nn.Module, example: Any) -> NetworkInputs:
     return network_inputs(Conversion.of(model).inputs(example, "example"))
 
 
-def _check_outputs(results: dict[str, Tensor], rows: int, task: str | None) -> None:
-    """Refuse outputs without a number per example, and classification of fewer than two classes."""
+def _check_outputs(results: dict[str, Tensor], rows: int, kind: str | None) -> None:
+    """Refuse outputs without a number per example, and classification of fewer than two classes.
+
+    ``kind`` is that of the members' outputs; None where a user's function has made the results.
+    """
     for name, values in results.items():
-        batch_axis = 1 if task is not None and name.startswith("member_") else 0
-        if task is not None and (values.ndim <= batch_axis or values.shape[batch_axis] != rows):
+        batch_axis = 1 if kind is not None and name.startswith("member_") else 0
+        if kind is not None and (values.ndim <= batch_axis or values.shape[batch_axis] != rows):
             got = f"{name} {list(values.shape)} for {rows} examples"
             checks.refuse("model", "return an output for every example", got)
-    if task == "classification" and results["entropy"].numel() * 2 > results["probs"].numel():
-        fix = 'Regression? Pass task="regression". One logit? Pass `outputs`, a function of the members\' outputs.'
+    if kind == "logits" and results["entropy"].numel() * 2 > results["probs"].numel():
+        fix = 'Regression? Pass task="regression". One logit of yes or no? Pass loss="bce".'
         checks.refuse("model", "return at least two classes for classification", "one output", fix)
 
 

@@ -2,8 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Callable, Collection
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from jaxtyping import Float
@@ -11,12 +12,25 @@ from torch import Tensor, fx, nn
 
 import dissensus.masks.slicing as slicing
 import dissensus.masks.tracing as tracing
-from dissensus import checks
+from dissensus import checks, storage
+from dissensus.architecture import Architecture
+from dissensus.batch import Unpack
+from dissensus.dropout import keyed
+from dissensus.execution import inference
+from dissensus.execution.inference import Inputs
+from dissensus.execution.signature import signature
+from dissensus.execution.skeleton import Skeleton
+from dissensus.execution.stored_architectures import Beside, checked_architecture, stored_architecture, trusted_builds
 from dissensus.masks.generation import for_width, generate
 from dissensus.masks.layer import Masksembles, Tile
-from dissensus.randomness import Use, derived_seed
+from dissensus.randomness import Use, derived_seed, seeded
+from dissensus.training_rows import TrainingRows
 
 log = logging.getLogger("dissensus")
+
+KIND = "dissensus.masked"
+FORMATS = storage.Formats(newest=1)
+"""Of saved networks with masks."""
 
 Assign = Literal["split", "all"]
 Where = str | Collection[str] | Callable[[str], bool]
@@ -69,6 +83,7 @@ class Masked(nn.Module):
         self.tile.train(network.training)
         self.single: int | None = None
         """Number of parameters of the original network."""
+        self._beside = Beside()
 
     @property
     def assign(self) -> Assign:
@@ -87,6 +102,125 @@ class Masked(nn.Module):
         """Predictions under every mask; in training with "split", under one mask per example."""
         outputs = self.network(self.tile(x))
         return outputs.unflatten(0, (1 if self.training and self.assign == "split" else self.count, -1))
+
+    @overload
+    def predict(
+        self,
+        data: Inputs,
+        batch_size: int = 1024,
+        *,
+        targets: Literal[False] = False,
+        unpack: Unpack | None = None,
+        file: str | Path | None = None,
+    ) -> Tensor: ...
+
+    @overload
+    def predict(
+        self,
+        data: Inputs,
+        batch_size: int = 1024,
+        *,
+        targets: Literal[True],
+        unpack: Unpack | None = None,
+        file: str | Path | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def predict(
+        self,
+        data: Inputs,
+        batch_size: int = 1024,
+        *,
+        targets: bool = False,
+        unpack: Unpack | None = None,
+        file: str | Path | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Outputs ``[N, examples, ...]`` under every mask on the host, in evaluation mode; the mode is put back.
+
+        Arguments are those of `dissensus.Ensemble.predict`.
+
+        >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), Masksembles(8, 4, 2.0), nn.Linear(8, 2))
+        >>> Masked(network).predict(torch.zeros(5, 3)).shape
+        torch.Size([4, 5, 2])
+        """
+        return inference.predicted(self, self.count, data, batch_size, targets=targets, unpack=unpack, file=file)
+
+    @property
+    def training_rows(self) -> TrainingRows:
+        """A record of the rows that the network was trained on, as that of an `Ensemble`."""
+        return self._beside.training_rows
+
+    @training_rows.setter
+    def training_rows(self, rows: TrainingRows | None) -> None:
+        self._beside.training_rows = TrainingRows.unknown() if rows is None else rows
+
+    def trained_on(self, data: Inputs, *, unpack: Unpack | None = None) -> Tensor:
+        """Which examples are rows that the network was trained on; see `dissensus.Ensemble.trained_on`."""
+        return inference.recognised(self.training_rows, self, data, unpack=unpack)
+
+    def save(self, path: str | Path, *, architecture: Architecture | None = None) -> None:
+        """Save into a folder, masks included, as `dissensus.Ensemble.save` does.
+
+        Args:
+            path: The folder.
+            architecture: How to build the network, so that `load` needs no ``build``, such as
+                ``Architecture("dissensus.masks:convert", network=Architecture("dissensus.nets:mlp", ...), count=4,
+                scale=2.0, seed=0)``. By default that of `load`, if there was one.
+        """
+        architecture = self._beside.architecture if architecture is None else architecture  # pyright: ignore[reportAssignmentType]  # there is one
+        tensors = Skeleton(self).tensors()
+        details: dict[str, Any] = {
+            "count": self.count,
+            "assign": self.assign,
+            "single": self.single,
+            "training": self.training,
+            "training_rows": self.training_rows.to_json(),
+        }
+        if architecture is not None:
+            network = keyed(copy.deepcopy(self))  # as `difference` compares networks
+            shapes = {name: tensor.shape for name, tensor in Skeleton(network).tensors().items()}
+            details["architecture"] = checked_architecture(architecture, signature(network), shapes, self._assigned)
+        storage.write_folder(path, KIND, tensors, details, FORMATS)
+
+    def _assigned(self, other: nn.Module) -> None:
+        """Set the assignment of masks in another network, which may be none with masks."""
+        if isinstance(other, Masked):
+            other.assign = self.assign
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        build: Callable[[], "Masked"] | None = None,
+        *,
+        trust: str | Iterable[str] = (),
+    ) -> "Masked":
+        """Load what `save` wrote. The masks are those that were saved, whatever ``build`` draws.
+
+        Args:
+            path: The folder.
+            build: Returns a network with masks of the same shapes. None: what was saved with an architecture says it.
+            trust: What a stored architecture may import and call; see `dissensus.Ensemble.load`.
+        """
+        tensors, manifest = storage.read_folder(path, KIND, FORMATS)
+        architecture = stored_architecture(path, manifest)
+        try:
+            assign, single, training = manifest["assign"], manifest["single"], bool(manifest["training"])
+            training_rows = TrainingRows.from_json(manifest.get("training_rows"))
+        except (KeyError, TypeError, ValueError) as reason:
+            raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
+        with seeded(0):
+            masked = (trusted_builds(path, architecture, trust) if build is None else build)()
+        if not isinstance(masked, Masked):
+            fix = "Return Masked(network), or masks.convert(network, ...)."
+            checks.refuse("build", "return a Masked network", type(masked).__name__, fix, TypeError)
+        own = Skeleton(masked).tensors()
+        storage.check_match(path, tensors, {name: tensor.shape for name, tensor in own.items()})
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.data = tensors[name].to(tensor.device)
+        masked.assign, masked.single, masked.training_rows = assign, single, training_rows
+        masked._beside.architecture = architecture
+        return masked.train(training)
 
     def member(self, index: int) -> nn.Module:
         """The network under one mask as a small dense one, without the channels that the mask leaves out.

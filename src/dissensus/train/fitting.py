@@ -20,6 +20,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, bootstrap_counts
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import original, settings_kept
+from dissensus.masks import Masked
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.checkpoint import reserved, train
 from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
@@ -41,6 +42,7 @@ from dissensus.train.settings import (
     ValidationSettings,
 )
 from dissensus.train.twin import Twin, twin_objective
+from dissensus.training_rows import TrainingRows
 from dissensus.trunk import SharedTrunk
 
 
@@ -333,6 +335,8 @@ def fit(
             else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
         tell_of_equal_start(members.body, recipe, sequential=sequential)
+        # Before training, since it may break off, and since the twin gets it with the members.
+        members.training_rows = members.training_rows.joined(_training_rows(train_data))
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress
         with _interruption_noted(members, recipe.checkpoint):
@@ -360,6 +364,12 @@ def _in_bag(recipe: Recipe, data: DataLike, rows: tuple[Tensor, Tensor] | None) 
     mask = torch.zeros(members, len(pair[1]), dtype=torch.bool)
     mask[:, trained_on] = drawn
     return mask
+
+
+def _training_rows(data: DataLike) -> TrainingRows:
+    """A record of training rows in memory; of batches of a source nothing is known."""
+    pair = as_pair(data)
+    return TrainingRows.unknown() if pair is None else TrainingRows.of(pair[0])
 
 
 @contextmanager
@@ -412,6 +422,8 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
         yield network
         return
     ensemble = Ensemble.from_modules([network])
+    if isinstance(network, Masked):
+        ensemble.training_rows = network.training_rows
     try:
         yield ensemble
     finally:
@@ -420,6 +432,8 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
         network.load_state_dict({name: weights[_uncompiled(name)] for name in network.state_dict()})
         for name, buffer in network.named_buffers():  # including buffers that no state_dict holds
             buffer.copy_(buffers[_uncompiled(name)])
+        if isinstance(network, Masked):
+            network.training_rows = ensemble.training_rows
 
 
 def _uncompiled(name: str) -> str:
