@@ -357,6 +357,7 @@ def make_files(folder: Path) -> None:
     np.save(folder / "objects.npy", np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
     np.savez(folder / "all.npz", outputs=logits.numpy(), targets=labels.numpy())
     np.savez_compressed(folder / "packed.npz", outputs=logits.numpy(), targets=labels.numpy())
+    np.savez(folder / "pairs.npz", x=logits[0].numpy(), y=labels.numpy())
     np.savez(folder / "other.npz", predictions=logits.numpy())
     np.savez(folder / "empty.npz")
     np.savez(folder / "objects.npz", outputs=np.array([{}], dtype=object))
@@ -416,6 +417,27 @@ COMMANDS = {
         "--json": PLACES,
         "--pictures": ("within=pictures.npy", *(f"within={file}" for file in FILES), "far=in.npy"),
         "--gallery": ("g.png", *PLACES),
+    },
+    ("report", "in.npy"): {
+        "--data": ("pairs.npz", *FILES),
+        "--kind": ("logits", "probabilities", *NAMES),
+        "--model": ("absent:f", "json:loads", "json", ":", "os.path:absent", "", "β:γ"),
+        "--target": NAMES,
+        "--drop": NAMES,
+        "--shifted": ("near.npy", "a=near.npy", "=x", *(f"b={file}" for file in FILES)),
+        "--training": ("all.npz", *FILES),
+        "--task": ("classification", "regression", *NAMES),
+        "--loss": ("cross_entropy", "brier", "gaussian_nll", "quantile", "mse", *NAMES),
+        "--levels": ("0.1,0.5,0.9", "", "x", "0.9,0.1", "nan"),
+        "--pool": ("probability", "score", "vote", *NAMES),
+        "--names": ("a,b,c,d", "", ",", "a,a,a,a", "1,2"),
+        "--examples": ("2", *NUMBERS),
+        "--image-size": ("8", *NUMBERS),
+        "--batch-size": ("8", *NUMBERS),
+        "--device": ("cpu", "cuda", "meta", *NAMES),
+        "--page": ("o.html", *PLACES),
+        "--json": PLACES,
+        "--fail-on": ("problems", *NAMES),
     },
     ("robust",): {
         "--ensemble": ("kept", *FILES),

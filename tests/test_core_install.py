@@ -95,6 +95,7 @@ COMMANDS = {
     "ood in.npz --outside far=in.npz --repeats 5 --json o.json": "",
     "ood in.npz --outside far=in.npz --repeats 5 --figure o.png": "pip install 'dissensus[report]'",
     "ood in.npz --outside far=in.npz --gallery o.png --pictures far=x.npy": "pip install 'dissensus[report]'",
+    "report in.npz --kind logits": "pip install 'dissensus[report]'",
     f"{ROBUST} --data made-images --examples 4": "",
     f"{ROBUST} --data made-images --page r.html": "pip install 'dissensus[report]'",
     f"{ROBUST} --data digits": "pip install 'dissensus[data]'",

@@ -47,6 +47,7 @@ FLOORS = [
     "train",
     "conformal",
     "predictive",
+    "reporting",
     "studies",
     "cli",
     "__main__",

@@ -226,6 +226,11 @@ def predicted(outputs, **options):
     return result._numbers, ends
 
 
+def reported(outputs, targets, **options):
+    result = ds.report(outputs, targets, **options)
+    return result.numbers, result.members, result.shifted
+
+
 def masked(build=cnn):
     torch.manual_seed(0)
     return ds.masks.convert(build(), 4, 2.0, seed=0).eval()
@@ -659,6 +664,11 @@ def table():
             (LOGITS, LABELS),
         ),
         "audit, a list": (lambda f, y: audited(list(f), y, task="classification", kind="logits"), (LOGITS, LABELS)),
+        "report": (
+            lambda f, y, o: reported(f, y, kind="logits", shifted=o, training=(f, y)),
+            (LOGITS, LABELS, LOGITS),
+        ),
+        "report, regression": (reported, (LOGITS, REALS)),
         "auditing.roc_area": (ds.auditing.roc_area, (SCORES, OUTSIDE)),
         # data
         "data.Split.rows": (lambda y: ds.data.Split(0.3).rows(y), (LABELS,), EXACT),

@@ -19,6 +19,7 @@ from dissensus import (
     nets,
     objectives,
     pooling,
+    reporting,
     scores,
     train,
     trunk,
@@ -28,6 +29,7 @@ from dissensus.auditing import Audit, audit, audit_estimator
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.predictive import Predictive, predictive
+from dissensus.reporting import Report, report
 from dissensus.storage import StorageError
 from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, callbacks, fit, sweep
 from dissensus.trunk import SharedTrunk
@@ -44,6 +46,7 @@ __all__ = [
     "OutOfMemory",
     "Predictive",
     "Progress",
+    "Report",
     "SharedTrunk",
     "StorageError",
     "Sweep",
@@ -67,6 +70,8 @@ __all__ = [
     "objectives",
     "pooling",
     "predictive",
+    "report",
+    "reporting",
     "scores",
     "sweep",
     "train",

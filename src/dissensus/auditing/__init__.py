@@ -155,7 +155,7 @@ def audit(
         if task == "classification":
             reader.check_classes()
         width = reader.width if probabilistic is None else probabilistic.targets(reader.width, name)
-        checked = None if labels is None else _targets(labels, reader, task, name, width)
+        checked = None if labels is None else checked_targets(labels, reader, task, name, width)
         mask = _in_bag(bag, reader) if name == "train" else None
         unit_names = _groups(grouped, reader)
         rows = None if mask_of is None else torch.from_numpy(mask_of)
@@ -416,8 +416,12 @@ def _in_bag(in_bag: Any, reader: OutputReader) -> Tensor:
     return mask.float()
 
 
-def _targets(targets: Any, reader: OutputReader, task: str, name: str, width: int) -> Tensor:
-    """Targets as class indices ``[N]`` or values ``[N, width]``, one row for each example."""
+def checked_targets(targets: Any, reader: OutputReader, task: str, name: str, width: int | None = None) -> Tensor:
+    """Targets as class indices ``[N]`` or values ``[N, width]``, one row for each example.
+
+    ``width`` is the number of real targets; by default that of the outputs.
+    """
+    width = reader.width if width is None else width
     values = as_tensor(targets, "targets", "Names of classes? Use numpy.unique(targets, return_inverse=True)[1].")
     if values.is_floating_point() and not bool(values.isfinite().all()):
         where = int((~values.isfinite()).flatten().nonzero()[0])

@@ -92,7 +92,7 @@ def read_model(
     settings |= {"kind": kind, "classes": classes} if known == VALUES else {"kind": known, "classes": wanted}
     facts: dict[str, Any] = {}
     if members.predictor is not None:
-        facts["matches_own_prediction"] = _compared(members, raw, X, known, pool)
+        facts["matches_own_prediction"] = own_prediction(members, raw, X, known, pool)
     if reference is None and getattr(model, "twin", None) is not None:
         reference, facts["reference"] = model.twin, "the ensemble's twin"
     if _is_model(reference):
@@ -102,7 +102,7 @@ def read_model(
     settings["reference"] = reference
     if train is not None:
         settings["train"] = (aligned(members, members.outputs(train[0]), "train"), train[1])
-        settings["in_bag"] = _in_bag(model, len(train[1]))
+        settings["in_bag"] = in_bag_of(model, len(train[1]))
     settings["ood"] = None if ood is None else aligned(members, members.outputs(ood), "ood")
     return AuditArguments(aligned(members, raw, "model"), y, settings, facts)
 
@@ -116,7 +116,7 @@ def _check_labels(classes: Any, labels: Any, name: str) -> None:
         checks.refuse(name, f"hold names of classes, as the model does ({known})", "numbers", fix)
 
 
-def _in_bag(model: Any, examples: int) -> Any:
+def in_bag_of(model: Any, examples: int) -> Any:
     """Training examples that each member was fitted to: "all", a mask ``[M, N]``, or None where there is no record.
 
     The record is by position, so it is read only for as many examples as the model was fitted to.
@@ -443,7 +443,7 @@ def _tensor(X: Any, model: nn.Module) -> Tensor:
     return inputs.to(weight.dtype) if inputs.is_floating_point() and weight is not None else inputs
 
 
-def _compared(members: ModelMembers, outputs: list[Any], X: Any, kind: str, pool: str) -> bool | str:
+def own_prediction(members: ModelMembers, outputs: list[Any], X: Any, kind: str, pool: str) -> bool | str:
     """Whether pooled outputs are what the model predicts: True, or a sentence about the difference."""
     if kind == VALUES:
         pooled, predicted = np.mean(np.asarray(outputs), 0), _flat(members.predictor.predict(X))

@@ -101,20 +101,33 @@ class AuditRecord(Protocol):
 
 def page(audit: AuditRecord, title: str) -> Page:
     """The page of an audit; ``title`` names the ensemble."""
-    facts, judgement, meaning = audit.facts, audit.judgement, MEANINGS[audit.verdict]
-    parts: list[Part] = [
-        Badge(audit.verdict, meaning.news),
-        Text(meaning.text, "lead"),
-        *(Text(f"{_capitalised(reason)}.") for reason in judgement.reasons),
-        *(Text(advice, "finding") for advice in judgement.advice),
-        *([Text(_capitalised(text))] if (text := difference(facts)) else []),
+    return Page(f"Audit: {title}", parts(audit))
+
+
+def parts(audit: AuditRecord) -> list[Part]:
+    """What a page says about an audit: the verdict, the charts, the evidence, every number, and the settings."""
+    facts = audit.facts
+    content: list[Part] = [
+        *answer(audit),
         *drawings(audit),
-        *_evidence(judgement),
+        *_evidence(audit.judgement),
         Section("Every number", [Text("Intervals are 95 % bootstrap intervals over examples."), *_tables(audit)]),
         *_detection(audit),
         Section("What was audited", [FactList(_settings(facts))]),
     ]
-    return Page(f"Audit: {title}", explained(parts, _terms(facts)))
+    return explained(content, _terms(facts))
+
+
+def answer(audit: AuditRecord) -> list[Part]:
+    """The verdict, its reasons and advice."""
+    meaning, judgement = MEANINGS[audit.verdict], audit.judgement
+    return [
+        Badge(audit.verdict, meaning.news),
+        Text(meaning.text, "lead"),
+        *(Text(f"{_capitalised(reason)}.") for reason in judgement.reasons),
+        *(Text(advice, "finding") for advice in judgement.advice),
+        *([Text(_capitalised(text))] if (text := difference(audit.facts)) else []),
+    ]
 
 
 def difference(facts: Mapping[str, Any]) -> str:

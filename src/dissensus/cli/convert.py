@@ -1,13 +1,11 @@
 """`dissensus convert`: folders of earlier releases in the present format."""
 
-import importlib
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from dissensus.cli.models import named_function
 from dissensus.cli.screen import check_folder, fail, in_options, print_place, said
 
 OPTIONS = {"build": "--build", "new": "NEW", "old": "OLD"}
@@ -37,26 +35,8 @@ def convert(
 
     check_folder("NEW", new)
     try:
-        result = converted(old, new, None if build is None else _function(build), output)
+        result = converted(old, new, None if build is None else named_function("--build", build), output)
     except (ValueError, TypeError, OSError) as reason:
         fail(in_options(said(reason), OPTIONS))
     print_place("Read", result.source)
     print_place(f"The {result.kind} is in", result.path)
-
-
-def _function(text: str) -> Callable[[], Any]:
-    """The function that ``module:function`` names; the working folder is searched first."""
-    module, colon, name = text.partition(":")
-    if not module or not colon or not name:
-        fail(f"--build must be MODULE:FUNCTION, such as networks:build; got {text}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except ImportError as reason:
-        fail(f"--build {text}: {reason}")
-    except AttributeError:
-        fail(f"--build {text}: the module {module} has no {name}")
-    if not callable(function):
-        fail(f"--build {text}: {name} is no function")
-    return function

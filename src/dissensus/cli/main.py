@@ -18,6 +18,7 @@ import dissensus.cli.convert as convert
 import dissensus.cli.data as data
 import dissensus.cli.masks as masks
 import dissensus.cli.ood as ood
+import dissensus.cli.report as report
 import dissensus.cli.robust as robust
 import dissensus.cli.study as study
 from dissensus import startup
@@ -70,6 +71,7 @@ app.command()(audit.audit)
 app.command()(convert.convert)
 app.command()(masks.masks)
 app.command()(ood.ood)
+app.command()(report.report)
 app.command()(robust.robust)
 
 
@@ -122,11 +124,11 @@ def demo(
                 ensembles.FAST if fast else ensembles.DemoSettings(),
                 lambda label, share, progress: bar.update(label, share, str(progress)),
             )
-        report, overview = html(demo_page.page(result)), demo_page.overview(result)
+        demo_report, overview = html(demo_page.page(result)), demo_page.overview(result)
     except ImportError as reason:
         fail(said(reason))
     write_file(out / "results.json", (json.dumps(result.to_dict(), indent=1) + "\n").encode())
-    write_file(out / "report.html", report.encode())
+    write_file(out / "report.html", demo_report.encode())
     jointly_trained = result.audits["digits, scores", 1.0]
     write_file(out / "audit.html", lambda file: jointly_trained.page(file, "digits, trained jointly"))
     write_file(out / "overview.png", overview)

@@ -1,26 +1,29 @@
 """`dissensus ood`: which score finds shifted examples, and how well?"""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
+from dissensus.cli.models import load_model
 from dissensus.cli.screen import (
     FIGURES,
+    WRONG_USE,
     check_apart,
     check_drawn,
     check_file,
     console,
     errors,
     fail,
+    files_by_name,
     in_options,
     print_place,
     progress_bar,
     said,
     table,
+    torch_device,
     write_file,
 )
 
@@ -33,16 +36,35 @@ OPTIONS = {"repeats": "--repeats", "false_alarms": "--false-alarms", "unpack_lim
 
 
 def ood(
-    inside: Annotated[
-        Path, typer.Argument(help="Member outputs [M, N, C] on data of the training distribution: .npy, .npz, ...")
-    ],
     outside: Annotated[
         list[str],
         typer.Option(
             help="Member outputs on shifted data, as NAME=FILE (near=a.npz), or as FILE, whose name without its ending "
-            "is then NAME; repeatable."
+            "is then NAME; repeatable. With --model, shifted data itself."
         ),
     ],
+    inside: Annotated[
+        Path | None,
+        typer.Argument(help="Member outputs [M, N, C] on data of the training distribution: .npy, .npz, ..."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of stored outputs: a function that returns an Ensemble, a module or a callable "
+            "x -> [M, B, ...], as package.module:function; modules of this folder are found."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --model, data of the training distribution: .npz with x, a .parquet or .csv table, or a folder "
+            "of images."
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The target's column of a table, which is left out.")] = None,
+    image_size: Annotated[int, typer.Option(min=1, help="Height and width of images of a folder.")] = 224,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples at once, with --model.")] = 1024,
+    device: Annotated[str, typer.Option(help="cpu or cuda, with --model.")] = "cpu",
     kind: Annotated[
         str,
         typer.Option(
@@ -75,17 +97,27 @@ def ood(
     """
     if kind not in KINDS:
         fail(f"--kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}; got {kind}")
+    first = data if model is not None else inside
+    if (inside is None) == (model is None) or (model is None and data is not None) or first is None:
+        fail("give INSIDE, or --model MODULE:FUNCTION with --data", WRONG_USE)
+    where = torch_device(device) if model is not None else None
     check_file("--json", json_file)
     check_drawn("--figure", figure, FIGURES)
     check_drawn("--gallery", gallery, FIGURES)
     try:
-        files = {WITHIN: inside, **_files_by_name("--outside", outside, reserved=(WITHIN,))}
-        image_files = _files_by_name("--pictures", pictures or [])
+        files = {WITHIN: first, **files_by_name("--outside", outside, reserved=(WITHIN,))}
+        image_files = files_by_name("--pictures", pictures or [])
         places = {"--json": json_file, "--figure": figure, "--gallery": gallery}
         check_apart(places, [*files.values(), *image_files.values()])
-        sets = _open_sets(files, unpack_limit)
-        images = _open_images(image_files, sets) if gallery is not None else {}
         with progress_bar() as bar:
+            if model is None:
+                sets, inputs = _open_sets(files, unpack_limit), {}
+            else:
+                subject = load_model("--model", model, where)
+                sets, inputs = _computed_sets(subject, files, target, image_size, batch_size, bar.update)
+            images = {}
+            if gallery is not None:
+                images = inputs if inputs and not image_files else _open_images(image_files, sets)
             scores, comparison = _compare(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
         fail(in_options(said(reason), OPTIONS))
@@ -93,7 +125,12 @@ def ood(
     for name, result in comparison["sets"].items():
         _print(name, result, comparison["thresholds"], false_alarms)
     if json_file is not None:
-        arguments = {"inside": str(inside), "kind": kind, "false_alarms": false_alarms}
+        arguments = {
+            "inside": str(first),
+            **({"model": model} if model else {}),
+            "kind": kind,
+            "false_alarms": false_alarms,
+        }
         write_file(json_file, (json.dumps({**arguments, **comparison}, indent=1) + "\n").encode())
     _draw(scores, images, figure, gallery)
 
@@ -204,29 +241,6 @@ def _as_bytes(image: Any) -> Any:
     return ((pixels - low) / ((high - low) or 1.0) * 255).astype(np.uint8)
 
 
-def _files_by_name(option: str, words: list[str], reserved: tuple[str, ...] = ()) -> dict[str, Path]:
-    """Files written as ``NAME=FILE``, or as ``FILE`` with the name of the file; names are unique.
-
-    A word that is the path of a file is a FILE, even where it has a ``=``.
-    """
-    files: dict[str, Path] = {}
-    for word in words:
-        name, equals, file = word.partition("=")
-        if not equals or os.path.isfile(word):  # no error for a name that no file can have
-            name, file = Path(word).stem, word
-        path = Path(file)
-        if not name or not file:
-            raise ValueError(f"{option} {word}: write it as NAME=FILE, such as near=a.npz, or as FILE")
-        if name in reserved:
-            raise ValueError(f"{option} {word}: the name {name!r} is taken by the first set; use another name")
-        if name in files:
-            raise ValueError(
-                f"{option} names {name!r} twice: {files[name]} and {path}; use another NAME for one of them"
-            )
-        files[name] = path
-    return files
-
-
 def _open_sets(files: dict[str, Path], unpack_limit: float | None = None) -> dict[str, Any]:
     """Stored outputs of all sets, with the same members and classes in each; they are read when they are needed."""
     from dissensus.auditing import reading
@@ -234,6 +248,39 @@ def _open_sets(files: dict[str, Path], unpack_limit: float | None = None) -> dic
 
     arrays = {name: reading.read_files([file], unpack_limit=unpack_limit) for name, file in files.items()}
     sets = {name: OutputReader(arrays[name]["outputs"], str(file)) for name, file in files.items()}
+    _check_alike(sets, files)
+    return sets
+
+
+def _computed_sets(
+    model: Any, files: dict[str, Path], target: str | None, image_size: int, batch_size: int, on_progress: OnProgress
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs of a model on all sets, and the inputs of sets that are pictures."""
+    from dissensus.auditing.streaming import OutputReader
+    from dissensus.data.user_files import read_data
+    from dissensus.reporting.reading import member_outputs
+
+    sets: dict[str, Any] = {}
+    images: dict[str, Any] = {}
+    for name, path in files.items():
+        own = read_data(path, target=target, image_size=image_size, labelled=False)
+        inputs = own.tensors()[0]
+
+        def on_share(share: float, name: str = name) -> None:
+            on_progress(f"outputs on {name}", share)
+
+        sets[name] = OutputReader(member_outputs(model, inputs, batch_size, on_share), str(path))
+        if inputs.ndim == _IMAGE_AXES and inputs.shape[1] in (1, 3):
+            images[name] = inputs.numpy()
+    _check_alike(sets, files)
+    return sets, images
+
+
+_IMAGE_AXES = 4
+
+
+def _check_alike(sets: dict[str, Any], files: dict[str, Path]) -> None:
+    """Refuse sets with other members or classes than the first."""
     first = sets[WITHIN]
     for name, members in sets.items():
         if (members.members, members.width) != (first.members, first.width):
@@ -241,7 +288,6 @@ def _open_sets(files: dict[str, Path], unpack_limit: float | None = None) -> dic
                 f"{name!r} must have the members and classes of the set within, {_shape(first)}; got {_shape(members)} "
                 f"in {files[name]}"
             )
-    return sets
 
 
 def _print_sets(sets: dict[str, Any], columns: str) -> None:

@@ -116,6 +116,29 @@ def parsed_settings(option: str, words: Sequence[str], example: str) -> dict[str
     return values
 
 
+def files_by_name(option: str, words: list[str], reserved: tuple[str, ...] = ()) -> dict[str, Path]:
+    """Files written as ``NAME=FILE``, or as ``FILE`` with the name of the file; names are unique.
+
+    A word that is the path of a file is a FILE, even where it has a ``=``.
+    """
+    files: dict[str, Path] = {}
+    for word in words:
+        name, equals, file = word.partition("=")
+        if not equals or os.path.isfile(word):  # no error for a name that no file can have
+            name, file = Path(word).stem, word
+        path = Path(file)
+        if not name or not file:
+            raise ValueError(f"{option} {word}: write it as NAME=FILE, such as near=a.npz, or as FILE")
+        if name in reserved:
+            raise ValueError(f"{option} {word}: the name {name!r} is taken by the first set; use another name")
+        if name in files:
+            raise ValueError(
+                f"{option} names {name!r} twice: {files[name]} and {path}; use another NAME for one of them"
+            )
+        files[name] = path
+    return files
+
+
 def said(reason: BaseException) -> str:
     """What an error says; that of the system names its file first.
 

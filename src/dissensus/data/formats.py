@@ -198,14 +198,31 @@ def spaced_columns(path: str | Path, names: Sequence[str]) -> dict[str, list[str
 
 def npz(path: str | Path, names: Sequence[str]) -> dict[str, Shaped[Tensor, "..."]]:
     """Arrays of these names from an npz file, as tensors."""
+    arrays = npz_arrays(path, names)
+    try:
+        return {name: torch.from_numpy(arrays[name]) for name in names}
+    except TypeError as reason:
+        refuse(path, "be a whole npz file of plain arrays", _first_line(reason))
+
+
+def npz_arrays(
+    path: str | Path, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Arrays of these names from an npz file, and those of optional names that it has."""
     data = _content(path)
     try:
         _check_compressed(path, data)
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                refuse(path, "be an npz file", "one array", "Use numpy.savez.")
             missing = [name for name in names if name not in arrays]
             if missing:
                 refuse(path, f"hold {', '.join(map(repr, names))}", f"{list(arrays)}")
-            return {name: torch.from_numpy(arrays[name]) for name in names}
+            found = {name: arrays[name] for name in (*names, *optional) if name in arrays}
+            other = next((name for name, array in found.items() if not isinstance(array, np.ndarray)), None)
+            if other is not None:
+                refuse(path, "be a whole npz file of plain arrays", f"something else as {other!r}")
+            return found
     except DataError:
         raise
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as reason:
