@@ -7,6 +7,7 @@ from dissensus import startup  # noqa: F401  # before the slow imports
 from dissensus import (
     attacks,
     auditing,
+    conformal,
     data,
     dense,
     diversity,
@@ -24,6 +25,7 @@ from dissensus import (
 from dissensus.auditing import Audit, audit, audit_estimator
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
+from dissensus.predictive import Predictive, predictive
 from dissensus.storage import StorageError
 from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, fit, sweep
 from dissensus.trunk import SharedTrunk
@@ -37,6 +39,7 @@ __all__ = [
     "History",
     "LossParts",
     "OutOfMemory",
+    "Predictive",
     "Progress",
     "SharedTrunk",
     "StorageError",
@@ -46,6 +49,7 @@ __all__ = [
     "audit",
     "audit_estimator",
     "auditing",
+    "conformal",
     "data",
     "dense",
     "diversity",
@@ -57,6 +61,7 @@ __all__ = [
     "nets",
     "objectives",
     "pooling",
+    "predictive",
     "scores",
     "sweep",
     "train",

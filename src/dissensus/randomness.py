@@ -48,6 +48,7 @@ class Use(StrEnum):
     MONTE_CARLO = "Monte Carlo dropout"
     SEARCH = "search"
     TWO_ATTRIBUTES = "images of two attributes"
+    CONFORMAL = "draws of randomised conformal sets"
     TOY_DATA = "toy data of a study"
 
 
