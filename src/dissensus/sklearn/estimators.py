@@ -473,7 +473,7 @@ class EnsembleClassifier(ClassifierMixin, _Estimator):
             labels = check_array(y, dtype="float32", input_name="y")
             if labels.shape[1] != len(self.classes_):
                 checks.refuse("y", f"have {len(self.classes_)} columns, as in training", labels.shape[1])
-            return torch.from_numpy(labels)
+            return torch.tensor(labels)
         y = column_or_1d(y, warn=True)
         place = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         unknown = self.classes_[place] != y
@@ -827,7 +827,7 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
                 all are wrong.
         """
         check_is_fitted(self, "ensemble_")
-        targets = torch.from_numpy(self._checked_y(y))
+        targets = torch.tensor(self._checked_y(y))
         check_consistent_length(X, targets)
         first, second = torch.arange(0), torch.arange(len(targets))
         if self.loss == "gaussian_nll":
