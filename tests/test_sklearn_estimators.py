@@ -442,6 +442,8 @@ def test_settings_that_do_not_fit_are_refused(classes, values):
     for settings, words in [
         ({"objective": "agmented"}, "augmented"),
         ({"objective": "augmented", "objective_params": {"bta": 1}}, "parameters of the objective"),
+        ({"objective": "augmented"}, r"no 'beta'. Pass objective_params=\{'beta': ...\}"),
+        ({"objective": "a2d"}, "Use dissensus.fit"),
         ({"loss": "mse"}, "cross_entropy"),
         ({"pool": "vote"}, "probability"),
         ({"module": nn.Linear(6, 3)}, "returns a network"),

@@ -241,7 +241,7 @@ class _Estimator(BaseEstimator):
     def _objective(self, without: tuple[str, ...] = ()) -> Any:
         """The objective, bound to its settings but for those that a sweep varies."""
         settings = {name: value for name, value in (self.objective_params or {}).items() if name not in without}
-        return bound_objective(self.objective, loss=self._loss(), pool=self._pool(), settings=settings)
+        return bound_objective(self.objective, loss=self._loss(), pool=self._pool(), settings=settings, varied=without)
 
     def _drawn_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))

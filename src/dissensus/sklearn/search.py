@@ -99,7 +99,7 @@ class EnsembleSearchCV(GridSearchCV):
         Args:
             X: Features, as for the estimator.
             y: Targets.
-            sample_weight: The weight of every row in training. Scores are not weighted.
+            sample_weight: The weight of every row, in training and in scores that take weights.
             groups: Groups of rows for ``cv``.
         """
         self._check_settings()
@@ -156,7 +156,7 @@ class EnsembleSearchCV(GridSearchCV):
         trained = _trained(models, seeds, folds, shown() if self.verbose else None)
         scores.seconds[list(numbers)] = (time.perf_counter() - started) / len(trained)
         score: Callable[..., float] = cast(Any, self.scorer_)
-        parts = [[(_safe_indexing(X, rows), _safe_indexing(y, rows)) for rows in split] for split in splits]
+        parts = [[_part(data, rows) for rows in split] for split in splits]
         for run, (place, fold) in enumerate(itertools.product(range(len(numbers)), range(len(folds)))):
             at = numbers[place], fold
             outcome = trained.outcomes[run]
@@ -168,9 +168,22 @@ class EnsembleSearchCV(GridSearchCV):
             model = models[place]
             vars(model).update({name: value for name, value in vars(folds[fold].estimator).items() if name[-1] == "_"})
             model._keep(trained.run(run), outcome.history, seeds[place], len(outcome.history.epochs))
-            scores.test[at] = score(model, *parts[fold][1])
+            scores.test[at] = _score(score, model, parts[fold][1])
             if self.return_train_score:
-                scores.train[at] = score(model, *parts[fold][0])
+                scores.train[at] = _score(score, model, parts[fold][0])
+
+
+def _part(data: tuple[Any, Any, Any], rows: np.ndarray) -> tuple[Any, Any, Any]:
+    """Some rows of features, targets and weights."""
+    X, y, weights = data
+    return _safe_indexing(X, rows), _safe_indexing(y, rows), None if weights is None else _safe_indexing(weights, rows)
+
+
+def _score(score: Callable[..., float], model: Estimator, part: tuple[Any, Any, Any]) -> float:
+    """A score, weighted where it can be, as by ``GridSearchCV``."""
+    X, y, weights = part
+    weighted = weights is not None and getattr(score, "_accept_sample_weight", bool)()
+    return score(model, X, y, sample_weight=weights) if weighted else score(model, X, y)
 
 
 def _trained(models: Sequence[Estimator], seeds: Sequence[int], folds: Sequence[Fold], progress: Any) -> Sweep:
@@ -253,9 +266,8 @@ def _folds(
     folds: list[Fold] = []
     for rows, _ in splits:
         estimator = _cloned(model)
-        weights = None if sample_weight is None else _safe_indexing(sample_weight, rows)
-        part = _safe_indexing(X, rows), _safe_indexing(y, rows)
-        table = estimator._table(*part, weights, reset=True, classes=classes, like=whole.columns_)
+        part = _part((X, y, sample_weight), rows)
+        table = estimator._table(*part, reset=True, classes=classes, like=whole.columns_)
         folds.append(Fold(table, estimator))
     return folds
 

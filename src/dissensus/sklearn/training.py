@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,12 @@ def bound_objective(
     loss: Any,
     pool: str,
     settings: Mapping[str, Any] | None = None,
+    varied: Sequence[str] = (),
 ) -> Callable[..., LossParts]:
-    """The objective with its loss and pool, where it takes them, and with the settings of a user."""
+    """The objective with its loss and pool, where it takes them, and with the settings of a user.
+
+    Parameters without a value are refused, but for those that a sweep varies.
+    """
     if isinstance(objective, str):
         checks.one_of("objective", objective, objectives.OBJECTIVES)
         objective = objectives.OBJECTIVES[objective]
@@ -67,6 +71,14 @@ def bound_objective(
             known = ", ".join(n for n in parameters if n not in ("outputs", "logits", "targets", "labels"))
             checks.refuse("objective_params", f"hold parameters of the objective ({known})", repr(name))
         bound_here[name] = value
+    for name, parameter in list(parameters.items())[2:]:
+        given = name in bound_here or name in bound or name in varied
+        if given or parameter.default is not parameter.empty or parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        fix = f"Pass objective_params={{{name!r}: ...}}."
+        if name == "unlabelled":
+            fix = "It needs data without labels, which a table does not bring. Use dissensus.fit."
+        checks.refuse("objective_params", "have a value for each parameter of the objective", f"no {name!r}", fix)
     return functools.partial(objective, **bound_here)
 
 
