@@ -44,6 +44,7 @@ FLOORS = [
     "train",
     "conformal",
     "predictive",
+    "sklearn",
     "studies",
     "cli",
     "__main__",
