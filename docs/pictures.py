@@ -170,6 +170,46 @@ def adp() -> bytes:
     return side_by_side([style.as_png(figure) for figure, title in drawn if not title.endswith("adp-2-0")])
 
 
+def noisy_waves(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sine whose noise grows with x, as docs/uncertainty.md has it."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 6 * torch.rand(count, 1, generator=generator) - 3
+    return x, torch.sin(2 * x) + (0.05 + 0.1 * (x + 3)) * torch.randn(count, 1, generator=generator)
+
+
+def intervals() -> bytes:
+    """Calibrated intervals of members by squared error, of one width, and of Gaussian members, as wide as the noise."""
+    drawn = []
+    cases: list[tuple[str, int, ds.conformal.Method]]
+    cases = [("squared_error", 1, "absolute"), ("gaussian_nll", 2, "normalised")]
+    for loss, outputs, method in cases:
+        ens = ds.Ensemble(partial(ds.nets.mlp, 1, outputs, (64, 64)), members=5)
+        objective = partial(ds.objectives.independent, loss=loss)
+        ds.fit(ens, noisy_waves(1000, 0), objective, epochs=100, batch_size=64, lr=5e-3)
+        (held, values), (x, y) = noisy_waves(500, 1), noisy_waves(1000, 2)
+        fitted = ds.conformal.calibrate(ens.predict(held), values, task="regression", loss=loss, method=method)
+        prediction = ds.predictive(ens.predict(x), task="regression", loss=loss, conformal=fitted)
+        low, high = prediction.interval(0.9)
+        print(loss, method, ds.metrics.prediction_intervals(low, high, y, level=0.9))
+        drawn.append(prediction.plot(y, x=x, names=[f"{loss}, {method}"]))
+    return side_by_side([style.as_png(figure) for figure in drawn])
+
+
+def classes() -> bytes:
+    """Digits: how sure an ensemble is, why it is unsure, and how many classes its sets hold."""
+    from sklearn.datasets import load_digits
+
+    x, y = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))  # digits of one writer lie together
+    x, y = x[order].float() / 16, y[order]
+    ens = ds.Ensemble(partial(ds.nets.mlp, 64, 10, (64,)), members=5)
+    objective = partial(ds.objectives.independent, loss="cross_entropy")
+    ds.fit(ens, (x[:400], y[:400]), objective, epochs=60, batch_size=32, lr=2e-3)
+    fitted = ds.conformal.calibrate(ens.predict(x[400:900]), y[400:900], task="classification", method="lac")
+    prediction = ds.predictive(ens.predict(x[900:]), task="classification", conformal=fitted)
+    return style.as_png(prediction.plot(y[900:], level=0.98))
+
+
 def side_by_side(pictures: list[bytes]) -> bytes:
     """Several PNGs as one, on white."""
     images = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
@@ -191,5 +231,7 @@ if __name__ == "__main__":
         "audit.png": audit,
         "masks.png": masks,
         "plane.png": plane,
+        "intervals.png": intervals,
+        "sets.png": classes,
     }.items():
         (ASSETS / name).write_bytes(draw())

@@ -221,7 +221,15 @@ def test_partial_objectives_are_plain_callables():
 # --- one table over every public function of member outputs -----------------------------------------------------------
 
 NOT_OF_OUTPUTS = {
-    "pooling": {"mean_output", "pooled_log_probs", "ballots", "first_choices", "weighed_only", "absent_detached"},
+    "pooling": {
+        "mean_output",
+        "mixture_quantile",
+        "pooled_log_probs",
+        "ballots",
+        "first_choices",
+        "weighed_only",
+        "absent_detached",
+    },
     "losses": {
         "named",
         "check_trainable",

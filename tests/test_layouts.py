@@ -219,6 +219,12 @@ def audited(outputs, targets, **options):
     return result.test, result.train, result.reference, result.detection, result.by_member, result.verdict
 
 
+def predicted(outputs, **options):
+    result = ds.predictive(outputs, **options)
+    ends = result.interval(0.8) if result.kind.takes == "gaussian" else ()
+    return result._numbers, ends
+
+
 def masked(build=cnn):
     torch.manual_seed(0)
     return ds.masks.convert(build(), 4, 2.0, seed=0).eval()
@@ -260,6 +266,10 @@ def table():
         "pooling.first_choices": (ds.pooling.first_choices, (LOGITS,), EXACT),
         "pooling.weighed_only": (ds.pooling.weighed_only, (LOGITS, WEIGHTS), EXACT),
         "pooling.absent_detached": (ds.pooling.absent_detached, (LOGITS, WEIGHTS), EXACT),
+        "pooling.mixture_quantile": (
+            lambda f, v, w: ds.pooling.mixture_quantile(f, v, 0.3, w),
+            (LOGITS, PROBS, WEIGHTS),
+        ),
         # losses
         "losses.mse": (with_gradient(ds.losses.mse), (LOGITS, REALS)),
         "losses.cross_entropy": (with_gradient(ds.losses.cross_entropy), (LOGITS, LABELS)),
@@ -411,6 +421,27 @@ def table():
         "objectives.hardness": (ds.objectives.hardness, (LOGITS, LABELS)),
         "objectives.disagreement_pull": (partial(ds.objectives.disagreement_pull, strength=1.0), (LOGITS, LABELS)),
         "objectives.pair_agreement": (with_gradient(ds.objectives.pair_agreement), (LOGITS,)),
+        # predictions
+        "predictive": (lambda f: predicted(f, task="classification"), (LOGITS,)),
+        "predictive, labels": (lambda f: predicted(f, task="multilabel"), (LOGITS,)),
+        "predictive, values": (lambda f: predicted(f, task="regression"), (LOGITS,)),
+        "predictive, gaussian": (lambda f: predicted(f, task="regression", loss="gaussian_nll"), (LOGITS,)),
+        "conformal.calibrate": (
+            lambda f, y: ds.conformal.calibrate(f, y, task="classification", method="aps").scores,
+            (LOGITS, LABELS),
+        ),
+        "conformal.calibrate, values": (
+            lambda f, y: ds.conformal.calibrate(f, y, task="regression").scores,
+            (LOGITS, REALS),
+        ),
+        "conformal.Conformal.sets": (
+            ds.conformal.calibrate(LOGITS, LABELS, task="classification", method="raps").sets,
+            (OTHERS,),
+        ),
+        "conformal.Conformal.intervals": (
+            ds.conformal.calibrate(LOGITS, REALS, task="regression").intervals,
+            (OTHERS,),
+        ),
         # masks
         "masks.iou": (ds.masks.iou, (ds.masks.for_width(8, 4, 2.0),)),
         "masks.Masksembles.of": (
@@ -1012,6 +1043,7 @@ ROOMS = {
     "masks": ds.masks,
     "attacks": ds.attacks,
     "auditing": ds.auditing,
+    "conformal": ds.conformal,
     "train": ds.train,
     "trunk": ds.trunk,
     "data": ds.data,
@@ -1028,7 +1060,9 @@ ROOMS = {
 LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
+    "Predictive.plot": "draws the numbers of predictive",
     "checks.device": "takes a device",
+    "conformal.Conformal.of_record": "takes what JSON can hold",
     "dropout.counter_names": "looks at names, dtypes and shapes",
     "data.Split.check": "returns nothing; Split.rows is in the table",
     "fingerprint.array_digest": "takes a NumPy array; test_fingerprint has its layouts",

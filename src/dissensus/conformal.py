@@ -20,7 +20,7 @@ together. It does not hold for each class, group or input by itself, nor after t
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -35,8 +35,8 @@ from dissensus.randomness import Use, derived_seed
 Method = Literal["lac", "aps", "raps", "absolute", "normalised", "cqr"]
 
 METHODS: dict[str, tuple[str, ...]] = {
-    "logits": ("aps", "lac", "raps"),
-    "probabilities": ("aps", "lac", "raps"),
+    "logits": ("lac", "aps", "raps"),
+    "probabilities": ("lac", "aps", "raps"),
     "values": ("normalised", "absolute"),
     "gaussian": ("normalised", "absolute"),
     "quantiles": ("cqr", "absolute", "normalised"),
@@ -94,11 +94,10 @@ class Conformal:
         probs = output_kinds.class_probs(outputs, self.kind)
         if threshold == math.inf:
             return torch.ones_like(probs, dtype=torch.bool)
-        scores, previous = _class_scores(probs, self, "sets")
-        if self.method == "lac" or self.randomised:
-            return scores <= threshold
-        # The class at which the sum passes the threshold belongs to the set, which is therefore never empty.
-        return (scores <= threshold) | (previous < threshold)
+        inside = _class_scores(probs, self, "sets") <= threshold
+        if self.method in _RANKED and not self.randomised:  # else the surest predictions would have empty sets
+            inside.scatter_(-1, probs.argmax(-1, keepdim=True), True)
+        return inside
 
     def intervals(self, outputs: Any, *, level: float = 0.9) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
         """Lower and upper ends of each target's prediction interval, in double precision.
@@ -119,7 +118,8 @@ class Conformal:
 
     def record(self) -> dict[str, Any]:
         """This calibration as texts, numbers and lists, for JSON."""
-        return {"format": FORMAT, **asdict(self), "kind": self.kind._asdict()}
+        kind = {**self.kind._asdict(), "levels": list(self.kind.levels)}
+        return {"format": FORMAT, **_fields(self), "kind": kind, "scores": [list(row) for row in self.scores]}
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Conformal":
@@ -158,16 +158,16 @@ def calibrate(
         loss: The loss that members were trained on, as in `dissensus.predictive`.
         pool: How the ensemble predicts, as in `dissensus.predictive`.
         kind: ``"probabilities"`` if a classifier's outputs are probabilities rather than logits.
-        method: ``"aps"`` (Romano et al., 2020; the default for classes), ``"lac"`` (Sadinle et al., 2019) or ``"raps"``
+        method: ``"lac"`` (Sadinle et al., 2019; the default for classes), ``"aps"`` (Romano et al., 2020) or ``"raps"``
             (Angelopoulos et al., 2021); ``"normalised"`` (the default for values and Gaussians; Lei et al., 2018),
             ``"absolute"`` or ``"cqr"`` (the default for quantiles; Romano et al., 2019).
         floor: Added to standard deviations by ``"normalised"``, so that members that agree by chance do not give an
             interval without width. In the unit of the targets; choose it without looking at the calibration data.
         penalty: λ of ``"raps"``, added to the score for each class beyond the likeliest few.
         unpenalised: k_reg of ``"raps"``: the number of likeliest classes without a penalty.
-        randomised: Let a random draw decide on the last class of ``"aps"`` and ``"raps"`` sets. Coverage is then as
-            near to the level as for other methods, but sets may be empty. Without it the last class is always in: sets
-            are never empty, and hold the truth more often than the level says.
+        randomised: Count a random share of each class's own probability in the score of ``"aps"`` and ``"raps"``, as
+            in the papers. Sets are smaller, but may be empty. Without it all of it counts, and the likeliest class is
+            always in the set, so that no set is empty; this can only add to the coverage.
         seed: Of these draws.
 
     >>> outputs = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]]).repeat(2, 1, 1)
@@ -210,7 +210,7 @@ def calibrate(
     truth = truth.detach().to(read.device)
     found = _label_scores(read, truth, fitted) if task == "classification" else _value_scores(read, truth, fitted)
     rows = tuple(tuple(row[row.isfinite()].sort().values.tolist()) for row in found.cpu())
-    return Conformal(**{**_fields(fitted), "scores": rows})
+    return replace(fitted, scores=rows)
 
 
 def _fields(conformal: Conformal) -> dict[str, Any]:
@@ -221,29 +221,26 @@ def _label_scores(outputs: Tensor, labels: Tensor, fitted: Conformal) -> Float[T
     """The score of every calibration example's label."""
     checks.class_targets(labels, outputs.shape[1], outputs.shape[2], soft=False)
     losses.check_targets("cross_entropy", labels, outputs.shape[2])
-    scores, _ = _class_scores(output_kinds.class_probs(outputs, fitted.kind), fitted, "calibrate")
+    scores = _class_scores(output_kinds.class_probs(outputs, fitted.kind), fitted, "calibrate")
     return losses.at_label(scores, labels).unsqueeze(0)
 
 
-def _class_scores(probs: Float[Tensor, "N C"], fitted: Conformal, stream: str) -> tuple[Tensor, Tensor]:
-    """The score of each class as if it were the label, and that of the next likelier class; ties in order of classes.
+def _class_scores(probs: Float[Tensor, "N C"], fitted: Conformal, stream: str) -> Float[Tensor, "N C"]:
+    """The score of each class as if it were the label. Of equal probabilities, the lower class comes first.
 
     Calibration and test draw from different streams, as the guarantee needs.
     """
     if fitted.method == "lac":
-        return 1 - probs, 1 - probs
+        return 1 - probs
     sizes, order = probs.sort(dim=-1, descending=True, stable=True)
     total = sizes.cumsum(-1)
     ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype, device=probs.device)
     penalties = fitted.penalty * (ranks - fitted.unpenalised).clamp_min(0)
-    ranked = total + penalties
-    previous = torch.cat([torch.zeros_like(ranked[:, :1]), ranked[:, :-1]], -1)
     if fitted.randomised:
         generator = torch.Generator().manual_seed(derived_seed(fitted.seed, Use.CONFORMAL, stream))
         share = torch.rand(len(probs), 1, generator=generator, dtype=torch.float64).to(probs.device)
-        ranked = total - sizes + share * sizes + penalties
-    back = order.argsort(-1)
-    return ranked.gather(-1, back), previous.gather(-1, back)
+        total = total - (1 - share) * sizes
+    return (total + penalties).gather(-1, order.argsort(-1))
 
 
 def _value_scores(outputs: Tensor, targets: Tensor, fitted: Conformal) -> Float[Tensor, "D N"]:

@@ -141,7 +141,12 @@ def member_probs(outputs: Float[Tensor, "M N C"], kind: OutputKind) -> Float[Ten
 
 def class_probs(outputs: Float[Tensor, "M N C"], kind: OutputKind) -> Float[Tensor, "N C"]:
     """Probabilities of the pooled prediction: of classes, with sum one, or of separate labels."""
-    return in_slices(lambda part: _pooled_probs(part, kind), outputs)
+    probs = in_slices(lambda part: _pooled_probs(part, kind), outputs)
+    if bool(probs.isnan().any()):
+        rows = int(probs.isnan().any(-1).sum())
+        fix = "Members that exclude all classes between them have no mean score: use pool='probability'."
+        checks.refuse("outputs", "leave a class possible", f"{rows} examples without one", fix)
+    return probs
 
 
 def _pooled_probs(outputs: Tensor, kind: OutputKind) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dissensus import checks, output_kinds, pooling, scores
+from dissensus import arguments, checks, losses, output_kinds, pooling, scores
 from dissensus.axes import PerExampleLoss, Pool
 from dissensus.conformal import Conformal
 from dissensus.output_kinds import OutputKind, Task
+from dissensus.pages import uncertainty
 
 LEVEL = 0.9
 """Level of intervals and sets by default."""
@@ -104,7 +105,7 @@ class Predictive:
         probabilities sum to at least ``level``: they hold the truth as often as that only if `probs` are calibrated.
         """
         if self.kind.task != "classification":
-            self._refuse("sets", "Sets are made for task='classification'.")
+            checks.refuse("task", "be 'classification' for sets of classes", repr(self.kind.task))
         if self.conformal is not None:
             return self.conformal.sets(self.outputs, level=level)
         checks.number("level", level, 0, 1, open_low=True, open_high=True)
@@ -132,9 +133,11 @@ class Predictive:
         """
         checks.number("level", level, 0, 1, open_low=True, open_high=True)
         if self.kind.task != "regression":
-            self._refuse("interval", "Use probs, or sets.")
+            checks.refuse("task", "be 'regression' for intervals and quantiles", repr(self.kind.task), "Use probs.")
         if self.kind.takes == "values":
-            self._refuse("interval", _NO_INTERVAL)
+            wanted = "state the noise of targets to have a prediction interval, or be calibrated"
+            got = "values, of members trained on the squared error, whose spread leaves the noise out"
+            checks.refuse("outputs", wanted, got, _CALIBRATE)
         if self.kind.takes == "gaussian":
             return pooling.mixture_quantile(*output_kinds.gaussians(self.outputs, self.kind), level)
         near = [place for place, known in enumerate(self.kind.levels) if abs(known - level) < 1e-9]
@@ -157,21 +160,42 @@ class Predictive:
             raise ImportError("a frame needs pandas: pip install 'dissensus[data]'") from reason
         return pandas.DataFrame(_columns(self, level, _names(self, names)))
 
+    def plot(
+        self,
+        targets: Any = None,
+        *,
+        x: Any = None,
+        level: float = LEVEL,
+        names: Sequence[str] | None = None,
+        x_label: str = "x",
+    ) -> Any:
+        """A matplotlib figure: ``prediction.plot(targets).savefig("prediction.png")``.
+
+        For regression, means and intervals of every target (±2 standard deviations of the members where there is no
+        interval). For classes and labels, the largest probability, both parts of the uncertainty and, with a
+        calibration, the number of classes in the sets.
+
+        Args:
+            targets: The true labels or values, which are drawn too.
+            x: For regression, a number per example ``[N]``, such as its only feature, to draw predictions over.
+            level: Of intervals and sets.
+            names: Names of the targets of a regression.
+            x_label: Name of ``x``.
+        """
+        return _figure(self, targets, x, level, names, x_label)
+
     def _number(self, name: str) -> Tensor:
         if name not in self._numbers:
-            self._refuse(name, _WHY.get((self.kind.takes, name), ""))
+            what = f"outputs of {self.kind.takes} (task {self.kind.task!r})"
+            why = _WHY.get((self.kind.takes, name), "")
+            text = f"`{name}` is not known from {what}; known are {', '.join(self._numbers)}."
+            raise AttributeError(f"{text} {why}".strip())
         return self._numbers[name]
 
-    def _refuse(self, name: str, why: str) -> Any:
-        known = ", ".join(self._numbers)
-        what = f"outputs of {self.kind.takes} (task {self.kind.task!r})"
-        raise AttributeError(f"`{name}` is not known from {what}; known are {known}." + f" {why}" * bool(why))
 
-
-_NO_INTERVAL = (
-    "The spread of members trained on the squared error is no prediction interval, since it leaves out the noise of "
-    "targets. Calibrate on held-out data: conformal=dissensus.conformal.calibrate(outputs, targets, "
-    "task='regression'). Or train with loss='gaussian_nll' or 'quantile'."
+_CALIBRATE = (
+    "Calibrate on held-out data: conformal=dissensus.conformal.calibrate(outputs, targets, task='regression'). "
+    "Or train with loss='gaussian_nll' or 'quantile'."
 )
 _WHY = {
     ("values", "aleatoric"): "Members trained on the squared error state no noise; use loss='gaussian_nll'.",
@@ -298,3 +322,67 @@ def _has_interval(prediction: Predictive, level: float) -> bool:
         return True
     tails = ((1 - level) / 2, (1 + level) / 2)
     return all(any(abs(known - tail) < 1e-9 for known in prediction.kind.levels) for tail in tails)
+
+
+def _figure(
+    prediction: Predictive, targets: Any, x: Any, level: float, names: Sequence[str] | None, x_label: str
+) -> Any:
+    kind, numbers = prediction.kind, {name: values.cpu() for name, values in prediction._numbers.items()}
+    truth = None if targets is None else _read_targets(prediction, targets)
+    if kind.task != "regression":
+        if x is not None:
+            checks.refuse("x", "be left out for classes and labels", "an input")
+        return _class_figure(prediction, numbers, truth, level)
+    over = None if x is None else _read_input(x, len(prediction))
+    ends = [end.cpu() for end in prediction.interval(level)] if _has_interval(prediction, level) else None
+    width = kind.targets(prediction.outputs.shape[-1])
+    titles = _names(prediction, names) if names is not None or width > 1 else [""]
+    bands = [
+        uncertainty.Band(
+            title,
+            prediction.mean[:, place].cpu(),
+            None if ends is None else ends[0][:, place],
+            None if ends is None else ends[1][:, place],
+            numbers["epistemic"][:, place].sqrt(),
+            None if truth is None else truth[:, place],
+        )
+        for place, title in enumerate(titles)
+    ]
+    return uncertainty.intervals(bands, level, over, x_label)
+
+
+def _class_figure(prediction: Predictive, numbers: dict[str, Tensor], truth: Tensor | None, level: float) -> Any:
+    probs = numbers["probs"]
+    confidence = probs.amax(-1) if prediction.kind.task == "classification" else torch.maximum(probs, 1 - probs)
+    right = None if truth is None else (numbers["labels"] == truth).flatten()
+    parts = (confidence.flatten(), numbers["aleatoric"].flatten(), numbers["epistemic"].flatten(), right)
+    if prediction.conformal is None:
+        return uncertainty.classes(*parts)
+    sets = prediction.sets(level).cpu()
+    title = f"{100 * level:g} % sets"
+    if truth is not None:
+        held = sets.gather(-1, truth.unsqueeze(-1)).double().mean()
+        title += f": {100 * float(held):.1f} % hold the truth"
+    return uncertainty.classes(*parts, sizes=sets.sum(-1), set_title=title)
+
+
+def _read_targets(prediction: Predictive, targets: Any) -> Tensor:
+    """Labels or values of the examples, on the CPU."""
+    truth = arguments.as_tensor(targets, "targets")
+    if not isinstance(truth, Tensor):
+        checks.refuse("targets", "be a tensor or an array", type(truth).__name__, error=TypeError)
+    truth = truth.detach().cpu()
+    width = prediction.kind.targets(prediction.outputs.shape[-1])
+    if prediction.kind.task == "classification":
+        checks.class_targets(truth, len(prediction), width, soft=False)
+        losses.check_targets("cross_entropy", truth, width)
+        return truth.long()
+    return checks.value_targets(truth, len(prediction), width).double()
+
+
+def _read_input(x: Any, count: int) -> Tensor:
+    numbers = arguments.as_tensor(x, "x")
+    if not isinstance(numbers, Tensor) or tuple(numbers.shape) not in ((count,), (count, 1)):
+        got = checks.shape_text(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+        checks.refuse("x", f"be one number per example, [N={count}]", got, "Several features? Choose one: x[:, 0].")
+    return numbers.detach().cpu().double().flatten()
