@@ -162,7 +162,7 @@ def test_regression_is_equivariant_in_the_unit_of_y(loss, values):
     np.testing.assert_allclose(second.epistemic, 1e-6 * first.epistemic, rtol=2e-2, atol=1e-10)
     if loss == "mse":
         assert first.total is first.aleatoric is first.lower is None
-        with pytest.raises(AttributeError, match=r"[Cc]alibrate"):
+        with pytest.raises(ValueError, match=r"Call calibrate\(X, y\)"):
             plain.predict_interval(x)
     else:
         np.testing.assert_allclose(first.std**2, first.aleatoric + first.epistemic)
@@ -232,6 +232,8 @@ def test_degenerate_targets(values):
     x, y = values
     with pytest.raises(ValueError, match="two classes or more; got one class"):
         classifier().fit(x, np.full(len(y), "only"))
+    with pytest.raises(TypeError, match="Drop rows without a class"):
+        classifier().fit(x, np.array(["a", None] * 100, dtype=object))
     for loss in ("mse", "gaussian_nll", "quantile"):
         constant = regressor(loss=loss).fit(x, np.full(len(y), 7.0))
         np.testing.assert_allclose(constant.predict(x), 7.0, atol=1.5)
@@ -292,8 +294,10 @@ def test_missing_values_are_refused_or_imputed():
     assert features[3, 0] == pytest.approx((size.median() - size.mean()) / size.std(ddof=0), abs=1e-6)
     assert (features[4, 2:5] == 0).all()
     x = np.array([[1.0, 2.0], [np.nan, 4.0], [3.0, 6.0], [5.0, 8.0]])
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match=r"X contains NaN.*impute=True"):
         regressor().fit(x, [1, 2, 3, 4.0])
+    with pytest.raises(ValueError, match=r"X contains NaN.*impute=True"):
+        regressor().fit(x[2:], [3, 4.0]).predict(x)
     array = Columns.fit(x, impute=True)
     assert array.features(x)[:, 1].tolist() == [0, 1, 0, 0]
     later = Columns.fit(x[[0, 2, 3]], impute=True)  # which has seen no missing value, and so has no mark

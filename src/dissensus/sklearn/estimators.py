@@ -196,8 +196,8 @@ class _Estimator(BaseEstimator):
         if not reset and self.columns_.names is not None:
             names = ", ".join(self.columns_.names[:5])
             checks.refuse("X", f"be a frame with the columns of training ({names} ...)", type(X).__name__)
-        finite = "allow-nan" if self.impute else True
-        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite=finite, ensure_min_samples=1)
+        # Whether values may be missing is decided with the columns, where the message says what to do about them.
+        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
 
     def _ensemble_to_train(self, seed: int, *, going_on: bool) -> Ensemble:
         members = checks.count("members", self.members)
@@ -452,7 +452,11 @@ class EnsembleClassifier(ClassifierMixin, _Estimator):
 
     def _learnt_targets(self, y: Any, counted: np.ndarray, weights: np.ndarray | None, classes: Any) -> Tensor:
         del weights
-        kind = type_of_target(y, input_name="y", raise_unknown=True)
+        try:
+            kind = type_of_target(y, input_name="y", raise_unknown=True)
+        except TypeError as reason:
+            fix = "Drop rows without a class. Otherwise use texts throughout, or numbers throughout."
+            checks.refuse("y", "hold classes of one kind", f"several, which have no order ({reason})", fix, TypeError)
         self.multilabel_ = kind == "multilabel-indicator"
         if self.multilabel_:
             labels = check_array(y, dtype="float32", input_name="y")
@@ -787,6 +791,10 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
         itself. Before it, they are quantiles of the members' mixture for ``"gaussian_nll"``, and predicted quantiles
         for ``"quantile"``. For ``"mse"`` there are none, since the spread of members does not hold the noise of y.
         """
+        check_is_fitted(self, "ensemble_")
+        if self.loss == "mse" and self.conformal_ is None:
+            fix = "Call calibrate(X, y) with new rows first, or train with loss='gaussian_nll' or 'quantile'."
+            checks.refuse("loss", "state the noise of targets for an interval", "'mse'", fix)
         low, high = self.predictive(X).interval(level)
         return self._like_y(low.numpy()), self._like_y(high.numpy())
 
