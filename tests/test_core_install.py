@@ -161,7 +161,8 @@ def test_every_module_can_be_imported(tmp_path):
     root = Path(ds.__file__).parent
     files = [file.relative_to(root.parent).with_suffix("").parts for file in root.rglob("*.py")]
     of_triton = ("dissensus", "train", "triton_kernels")  # which torch brings where there is CUDA
-    names = [".".join(parts) for parts in files if parts[1] not in ("cli", "__main__") and parts != of_triton]
+    with_extras = ("cli", "__main__", "sklearn")  # each of which names its extra, see below
+    names = [".".join(parts) for parts in files if parts[1] not in with_extras and parts != of_triton]
     assert len(names) > 100
     script = HIDE + textwrap.dedent("""
         only(*CORE)
@@ -171,6 +172,13 @@ def test_every_module_can_be_imported(tmp_path):
     """)
     done = python(script, *(name.removesuffix(".__init__") for name in names), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_estimators_name_their_extra(tmp_path):
+    done = python(f"{HIDE}\nonly(*CORE)\nimport dissensus.sklearn", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "pip install 'dissensus[sklearn]'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

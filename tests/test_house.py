@@ -48,6 +48,7 @@ FLOORS = [
     "conformal",
     "predictive",
     "reporting",
+    "sklearn",
     "studies",
     "cli",
     "__main__",

@@ -15,6 +15,7 @@ from types import ModuleType
 import audit
 import detection
 import diversity
+import estimators
 import masks
 import models
 import production
@@ -31,6 +32,7 @@ PAGES: dict[str, ModuleType] = {
     "docs/audit.md": audit,
     "docs/detection.md": detection,
     "docs/diversity.md": diversity,
+    "docs/estimators.md": estimators,
     "docs/masks.md": masks,
     "docs/models.md": models,
     "docs/production.md": production,

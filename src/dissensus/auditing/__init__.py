@@ -416,12 +416,12 @@ def _in_bag(in_bag: Any, reader: OutputReader) -> Tensor:
     return mask.float()
 
 
-def checked_targets(targets: Any, reader: OutputReader, task: str, name: str, width: int | None = None) -> Tensor:
-    """Targets as class indices ``[N]`` or values ``[N, width]``, one row for each example.
+def checked_targets(targets: Any, reader: OutputReader, task: str, name: str, each: int | None = None) -> Tensor:
+    """Targets as class indices ``[N]`` or values ``[N, D]``, one row for each example.
 
-    ``width`` is the number of real targets; by default that of the outputs.
+    ``each`` is the number D of real targets of an example; by default that of the outputs.
     """
-    width = reader.width if width is None else width
+    width: int = reader.width if each is None else each
     values = as_tensor(targets, "targets", "Names of classes? Use numpy.unique(targets, return_inverse=True)[1].")
     if values.is_floating_point() and not bool(values.isfinite().all()):
         where = int((~values.isfinite()).flatten().nonzero()[0])

@@ -1,6 +1,7 @@
 """Members of one architecture: every parameter and buffer stored once, stacked ``[M, ...]``."""
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -35,6 +36,24 @@ log = logging.getLogger("dissensus")
 
 class DifferentMembers(ValueError):
     """Networks that cannot be stacked, because they differ; the message says where."""
+
+
+def _never_traced(function: Callable[..., None]) -> Callable[..., None]:
+    """A function that a compiler does not look into, as by ``torch.compiler.disable``.
+
+    That would load the whole compiler, a second of time, at the first call at the latest. Here only a compiler that is
+    at work loads it.
+    """
+    disabled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def called(*arguments: Any) -> None:
+        if torch.compiler.is_compiling():
+            disabled(*arguments)
+        else:
+            function(*arguments)
+
+    return called
 
 
 class MembersPass(NamedTuple):
@@ -343,7 +362,7 @@ class StackedMembers(nn.Module):
             self._choose(mode, members_pass, both_ways)
         return self.choices[mode].backend if mode in self.choices else LOOP.name
 
-    @_disable_dynamo  # as torch.compiler.disable does, which would load the whole compiler on import
+    @_never_traced
     def _choose(self, mode: Mode, members_pass: MembersPass, both_ways: bool) -> None:
         if both_ways:
             self._refuse_recomputation(members_pass)
@@ -362,7 +381,7 @@ class StackedMembers(nn.Module):
             self._told.add(refusal)
             log.warning("members run in a loop: %s", refusal)
 
-    @_disable_dynamo
+    @_never_traced
     def _look_for_draws(self, members_pass: MembersPass) -> None:
         """Key functions that drop units, and tell once if the network draws numbers that have no key."""
         weights, buffers, x, per_member, _ = members_pass

@@ -1,11 +1,11 @@
 """Tables as numbers: columns of arrays and pandas frames become standardised features of a network.
 
-The result of fitting is plain data (numbers and lists of texts), so that it is stored as JSON and loaded without pickle.
+The result of fitting is plain data (numbers and texts), so that it is stored as JSON and loaded without pickle.
 """
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -45,7 +45,10 @@ class NumericColumn:
 
 @dataclass(frozen=True)
 class CategoricalColumn:
-    """A column of categories, one feature each. A category that was not seen in training has zeros in all of them."""
+    """A column of categories, one feature each.
+
+    A category that training did not have has zeros in all features, as a missing value has.
+    """
 
     categories: list[str | float | bool]
 
@@ -56,13 +59,14 @@ class CategoricalColumn:
 
     def features(self, name: object, values: np.ndarray) -> np.ndarray:
         """The features ``[N, width]`` of a column ``[N]``."""
-        del name
-        keys = [_key(value) for value in values]
-        place = {category: number for number, category in enumerate(self.categories)}
-        result = np.zeros((len(keys), len(self.categories)))
-        for row, key in enumerate(keys):
-            if key in place:
-                result[row, place[key]] = 1.0
+        if values.dtype.kind == "f" and self.categories and all(isinstance(c, str) for c in self.categories):
+            fix = f"Convert it first: X[{name!r}] = X[{name!r}].astype(str), if its texts are numbers."
+            checks.refuse(f"column {name!r}", "hold texts, as in training", "numbers", fix, TypeError)
+        place: dict[object, int] = {category: number for number, category in enumerate(self.categories)}
+        codes = np.fromiter((place.get(_key(value), -1) for value in values), dtype=int, count=len(values))
+        result = np.zeros((len(values), len(self.categories)))
+        known = codes >= 0
+        result[known.nonzero()[0], codes[known]] = 1.0
         return result
 
 
@@ -87,30 +91,47 @@ class Columns:
         weights: np.ndarray | None = None,
         like: "Columns | None" = None,
     ) -> "Columns":
-        """Learn means, scales and categories. Rows of weight zero do not count in means and scales.
+        """Learn means, scales and categories.
 
         ``like`` gives the features: its categories and marks of missing values. Means and scales are those of X.
         """
-        rows = slice(None) if weights is None else weights > 0
-        counted = None if weights is None else weights[weights > 0]
-        columns = [
-            _categories(name, values, impute) if categorical else _scaling(name, values[rows], impute, scale, counted)
-            for name, values, categorical in _columns_of(X)
-        ]
+        if is_frame(X):
+            columns: list[Column] = [
+                _categories(name, values, impute)
+                if categorical
+                else _scaling(name, values[:, None], impute, scale, weights)[0]
+                for name, values, categorical in _frame_columns(X)
+            ]
+        else:
+            columns = list(_scaling(None, X, impute, scale, weights))
         if like is not None:
             columns = [
-                replace(column, marked=other.marked) if isinstance(other, NumericColumn) else other
+                replace(column, marked=other.marked)
+                if isinstance(column, NumericColumn) and isinstance(other, NumericColumn)
+                else other
                 for column, other in zip(columns, like.columns, strict=True)
             ]
         return cls(columns, [str(name) for name in X.columns] if is_frame(X) else None)
 
     def features(self, X: Any) -> np.ndarray:
         """The features ``[N, F]`` of a table with these columns, as float32."""
-        parts = [
-            column.features(name, values)
-            for column, (name, values, _) in zip(self.columns, _columns_of(X), strict=True)
-        ]
-        return np.ascontiguousarray(np.concatenate(parts, 1), dtype=np.float32)
+        numeric = [column for column in self.columns if isinstance(column, NumericColumn) and not column.marked]
+        if not is_frame(X) and len(numeric) == len(self.columns):
+            result = self._all_at_once(_numbers(None, X), numeric)
+        else:
+            values = _frame_columns(X) if is_frame(X) else [(None, column, False) for column in np.asarray(X).T]
+            parts = [c.features(name, column) for c, (name, column, _) in zip(self.columns, values, strict=True)]
+            result = np.concatenate(parts, 1)
+        return np.ascontiguousarray(result, dtype=np.float32)
+
+    def _all_at_once(self, X: np.ndarray, columns: list[NumericColumn]) -> np.ndarray:
+        absent = np.isnan(X)
+        if absent.any():
+            missing = [column.missing for column in columns if column.missing is not None]
+            if len(missing) < len(columns):
+                _refuse_missing(None)
+            X = np.where(absent, np.array(missing), X)
+        return (X - np.array([c.mean for c in columns])) / np.array([c.scale for c in columns])
 
     @property
     def width(self) -> int:
@@ -146,42 +167,61 @@ def _is_categorical(dtype: Any) -> bool:
     return getattr(dtype, "kind", "O") not in "iufc"
 
 
-def _columns_of(X: Any) -> list[tuple[object, np.ndarray, bool]]:
-    """Name, values and whether they are categories, for every column."""
-    if not is_frame(X):
-        return [(place, X[:, place], False) for place in range(X.shape[1])]
-    columns = []
+def _frame_columns(X: Any) -> Iterable[tuple[object, np.ndarray, bool]]:
+    """Name, values and whether they are categories, for every column of a frame."""
     for place, name in enumerate(X.columns):
         series = X.iloc[:, place]
+        if getattr(series.dtype, "kind", "O") in "mM":
+            fix = "Make numbers of it, such as its year, its hour or the days since a date."
+            checks.refuse(f"column {name!r}", "hold numbers or categories", f"times ({series.dtype})", fix, TypeError)
         if _is_categorical(series.dtype):
-            columns.append((name, np.asarray(series.astype(object)), True))
+            yield name, np.asarray(series.astype(object)), True
         else:
-            columns.append((name, np.asarray(series.to_numpy(dtype=float, na_value=np.nan)), False))
-    return columns
+            yield name, np.asarray(series.to_numpy(dtype=float, na_value=np.nan)), False
 
 
-def _scaling(name: object, values: np.ndarray, impute: bool, scale: bool, weights: np.ndarray | None) -> NumericColumn:
-    values = _numbers(name, values)
-    present = ~np.isnan(values)
+def _scaling(
+    name: object, X: np.ndarray, impute: bool, scale: bool, weights: np.ndarray | None
+) -> tuple[NumericColumn, ...]:
+    """How the columns of an array ``[N, F]`` are scaled."""
+    X = _numbers(name, X)
+    present = ~np.isnan(X)
     if not present.all() and not impute:
         _refuse_missing(name)
-    kept = values[present]
-    share = None if weights is None else weights[present]
-    mean = float(np.average(kept, weights=share)) if scale and len(kept) else 0.0
-    spread = math.sqrt(float(np.average((kept - mean) ** 2, weights=share))) if scale and len(kept) else 1.0
-    # A column that is constant up to rounding has no scale of its own.
-    constant = spread <= 10 * np.finfo(float).eps * max(abs(mean), np.finfo(float).tiny)
-    median = float(np.median(kept)) if len(kept) else 0.0
-    return NumericColumn(mean, 1.0 if constant else spread, median if impute else None, not present.all())
+    counted = present if weights is None else present * weights[:, None]
+    total = np.maximum(counted.sum(0), np.finfo(float).tiny)
+    filled = np.where(present, X, 0.0)
+    largest = np.maximum(np.abs(filled).max(0, initial=0.0), np.finfo(float).tiny)  # squares of 1e200 overflow
+    mean, spread = np.zeros(X.shape[1]), np.ones(X.shape[1])
+    if scale:
+        mean = (counted / total * filled).sum(0)
+        apart = np.where(present, filled / largest - mean / largest, 0.0)
+        spread = largest * np.sqrt((counted * apart**2).sum(0) / total)
+        # A column that is constant up to rounding has no scale of its own.
+        spread = np.where(spread <= 10 * np.finfo(float).eps * np.abs(mean), 1.0, spread)
+        spread = np.where(spread == 0, 1.0, spread)
+    return tuple(
+        NumericColumn(
+            float(mean[place]),
+            float(spread[place]),
+            _median(X[present[:, place], place]) if impute else None,
+            not bool(present[:, place].all()),
+        )
+        for place in range(X.shape[1])
+    )
+
+
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values)) if len(values) else 0.0
 
 
 def _categories(name: object, values: np.ndarray, impute: bool) -> CategoricalColumn:
-    keys = [_key(value) for value in values]
+    keys = {_key(value) for value in values}
     if None in keys and not impute:
         _refuse_missing(name)
-    categories = sorted({key for key in keys if key is not None}, key=lambda key: (type(key).__name__, key))
+    categories = sorted((key for key in keys if key is not None), key=lambda key: (type(key).__name__, key))
     if len(categories) > MOST_CATEGORIES:
-        fix = "Is it an identifier or a text? Drop it, or encode it before."
+        fix = "Is it an identifier or a text? Drop it, or encode it before. Numbers? Convert them with astype(float)."
         checks.refuse(f"column {name!r}", f"have at most {MOST_CATEGORIES} categories", len(categories), fix)
     return CategoricalColumn(categories)
 
@@ -198,23 +238,27 @@ def _key(value: Any) -> str | float | bool | None:
 
 
 def _numbers(name: object, values: np.ndarray) -> np.ndarray:
-    values = np.asarray(values, dtype=float)
+    try:
+        values = np.asarray(values, dtype=float)
+    except (TypeError, ValueError) as reason:
+        raise ValueError(f"{_label(name)} must hold numbers, as in training: {reason}.") from reason
     if np.isinf(values).any():
-        label = f"column {name!r}" if isinstance(name, str) else "X"
-        raise ValueError(f"Input {label} contains infinity. Replace it by a number, or by NaN with impute=True.")
+        raise ValueError(f"Input {_label(name)} contains infinity. Replace it by a number, or by NaN with impute=True.")
     return values
 
 
-def _refuse_missing(name: object) -> None:
-    label = f"column {name!r}" if isinstance(name, str) else "X"
+def _refuse_missing(name: object) -> NoReturn:
     raise ValueError(
-        f"Input {label} contains NaN: values are missing. Pass impute=True (the median, and a feature that marks missing "
-        "values), or impute them before."
+        f"Input {_label(name)} contains NaN: values are missing. Pass impute=True (the median, and a feature that "
+        "marks missing values), or impute them before."
     )
+
+
+def _label(name: object) -> str:
+    return "X" if name is None else f"column {name!r}"
 
 
 def target_scaling(y: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of every target ``[N, D]``; 1 for a constant one."""
-    mean = np.average(y, axis=0, weights=weights)
-    spread = np.sqrt(np.average((y - mean) ** 2, axis=0, weights=weights))
-    return mean, np.where(spread <= 10 * np.finfo(float).eps * np.abs(mean), 1.0, spread)
+    columns = _scaling("y", y, False, True, weights)
+    return np.array([column.mean for column in columns]), np.array([column.scale for column in columns])

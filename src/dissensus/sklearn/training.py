@@ -2,20 +2,17 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from dissensus import checks, nets, objectives
+from dissensus import checks, losses, nets, objectives
 from dissensus.axes import LossParts
 
 LEAST_HELD_OUT = 8
 """Rows below which nothing is held out for early stopping: a loss on fewer rows stops at random."""
-POOLS = {"cross_entropy": "probability", "brier": "probability", "bce": "probability", "gaussian_nll": "probability"}
-"""The pool of a loss unless one is chosen; all others average outputs."""
 
 
 def network(module: Callable[..., nn.Module] | None, inputs: int, outputs: int, hidden: tuple[int, ...]) -> nn.Module:
@@ -49,10 +46,14 @@ def bound_objective(
     objective: str | Callable[..., LossParts],
     *,
     loss: Any,
-    pool: str | None,
+    pool: str,
     settings: Mapping[str, Any] | None = None,
+    varied: Sequence[str] = (),
 ) -> Callable[..., LossParts]:
-    """The objective with its loss and pool, where it takes them, and with the settings of a user."""
+    """The objective with its loss and pool, where it takes them, and with the settings of a user.
+
+    Parameters without a value are refused, but for those that a sweep varies.
+    """
     if isinstance(objective, str):
         checks.one_of("objective", objective, objectives.OBJECTIVES)
         objective = objectives.OBJECTIVES[objective]
@@ -60,30 +61,57 @@ def bound_objective(
         checks.refuse("objective", "be a name or a function (outputs, targets) -> LossParts", repr(objective))
     parameters = inspect.signature(objective).parameters
     bound = objective.keywords if isinstance(objective, functools.partial) else {}
-    given: dict[str, Any] = {}
+    bound_here: dict[str, Any] = {}
     if "loss" in parameters and "loss" not in bound:
-        given["loss"] = loss
+        bound_here["loss"] = loss
     if "pool" in parameters and "pool" not in bound:
-        given["pool"] = pool or POOLS.get(loss if isinstance(loss, str) else "", "score")
+        bound_here["pool"] = pool
     for name, value in (settings or {}).items():
         if name not in parameters:
             known = ", ".join(n for n in parameters if n not in ("outputs", "logits", "targets", "labels"))
             checks.refuse("objective_params", f"hold parameters of the objective ({known})", repr(name))
-        given[name] = value
-    return functools.partial(objective, **given)
+        bound_here[name] = value
+    for name, parameter in list(parameters.items())[2:]:
+        given = name in bound_here or name in bound or name in varied
+        if given or parameter.default is not parameter.empty or parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        fix = f"Pass objective_params={{{name!r}: ...}}."
+        if name == "unlabelled":
+            fix = "It needs data without labels, which a table does not bring. Use dissensus.fit."
+        checks.refuse("objective_params", "have a value for each parameter of the objective", f"no {name!r}", fix)
+    return functools.partial(objective, **bound_here)
 
 
-def class_weights(class_weight: Any, classes: np.ndarray) -> Any:
-    """Class weights in the order of the classes, from scikit-learn's forms: None, "balanced" or a dictionary."""
-    if class_weight is None or (isinstance(class_weight, str) and class_weight == "balanced"):
-        return class_weight
+def pool_of(loss: Any, pool: str | None) -> Any:
+    """The pool of a loss: one that it has, by default its first."""
+    known = losses.known(loss)
+    assert known is not None, "estimators know their losses"
+    if pool is None:
+        return known.pools[0]
+    checks.one_of("pool", pool, [name for name in known.pools if name != "vote"])
+    return pool
+
+
+def class_weights(class_weight: Any, classes: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
+    """The weight of each class, from scikit-learn's forms: None, "balanced" or a dictionary.
+
+    ``"balanced"`` is n / (K · n_c), by the labels ``[n]`` of training, as numbers from 0 on. Classes that do not occur
+    there do not count among the K.
+    """
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        counts = np.bincount(labels, minlength=len(classes))
+        return len(labels) / ((counts > 0).sum() * np.maximum(counts, 1))
     if not isinstance(class_weight, Mapping):
         fix = "Pass {label: weight, ...}."
         checks.refuse("class_weight", "be None, 'balanced' or a dictionary", repr(class_weight), fix, TypeError)
     unknown = [label for label in class_weight if label not in set(classes.tolist())]
     if unknown:
         checks.refuse("class_weight", f"name classes of y ({classes.tolist()[:10]})", repr(unknown[0]))
-    return torch.tensor([float(class_weight.get(label, 1.0)) for label in classes.tolist()])
+    for label, weight in class_weight.items():
+        checks.number(f"class_weight[{label!r}]", weight, 0)
+    return np.array([float(class_weight.get(label, 1.0)) for label in classes.tolist()])
 
 
 def holds_out(validation_fraction: float | None, rows: int) -> bool:
