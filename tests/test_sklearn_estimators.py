@@ -432,7 +432,7 @@ def test_a_training_that_fails_leaves_no_fitted_estimator(values):
         ("ldr", {"strength": 0.1}),
         (functools.partial(ds.objectives.augmented, beta=0.7), None),
     ],
-    ids=str,
+    ids=["augmented", "joint", "adp", "ldr", "own"],
 )
 def test_objectives(objective, params, classes):
     x, y = classes
