@@ -202,7 +202,7 @@ def test_detection_by_a_model_is_that_of_its_outputs(command, tmp_path):
 def test_attacks_on_a_function(command, tmp_path, unchecked):
     code, printed, errors = command(f"{ROBUST} --json r.json --page r.html")
     assert code == 0, errors
-    assert "part of what is attacked" in printed
+    assert "part of what is attacked" in " ".join(printed.split())
     assert json.loads((tmp_path / "r.json").read_text())["facts"]["examples"] == 6
     assert (tmp_path / "r.html").exists()
 

@@ -28,6 +28,9 @@ def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> fr
     if callable(shared):
         chosen = [name for name in known if shared(name)]
     else:
+        if not isinstance(shared, str | Sequence):
+            got = type(shared).__name__
+            checks.refuse("shared", "be 'frozen', patterns of names, or a function of a name", got, error=TypeError)
         patterns = [shared] if isinstance(shared, str) else list(shared)
         for pattern in patterns:
             if not isinstance(pattern, str):

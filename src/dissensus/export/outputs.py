@@ -166,9 +166,8 @@ def gaussian(outputs: Tensor, class_axis: int = 2, floor: float = losses.VARIANC
     {'mean': 0.0, 'variance': 2.0, 'std': 1.4142, 'aleatoric': 1.0, 'epistemic': 1.0}
     """
     axis = dense.axis_of(outputs, class_axis)
-    moments = losses.gaussian_moments(outputs.movedim(axis, -1), floor)
-    results = _with_variances(pooling.moment_matched(*moments))
-    return {name: values.movedim(-1, axis - 1) for name, values in results.items()}
+    moments = losses.gaussian_moments(outputs, floor, class_axis=axis)
+    return _with_variances(pooling.moment_matched(*moments))
 
 
 def _with_variances(moments: pooling.Moments) -> dict[str, Tensor]:
