@@ -14,11 +14,11 @@ import matplotlib.pyplot as plt
 SOURCE = Path(__file__).parent.parent / "src" / "dissensus"
 FLOORS = [
     ("the command line", ["cli"]),
-    ("papers as studies", ["studies"]),
-    ("training and attacks", ["train", "attacks"]),
+    ("studies, reports, tables", ["studies", "reporting", "sklearn"]),
+    ("training, attacks, predictions", ["train", "attacks", "predictive", "conformal"]),
     ("what is trained, and on what", ["export", "ensemble", "trunk", "data"]),
-    ("verdicts and pages", ["auditing", "pages"]),
-    ("networks, and how members run", ["masks", "execution", "dropout", "architecture", "nets"]),
+    ("verdicts and pages", ["auditing", "output_kinds", "pages"]),
+    ("how members run", ["masks", "execution", "dropout", "architecture", "nets", "adapters"]),
     ("pure functions of outputs", ["objectives", "metrics", "scores", "diversity", "losses", "pooling"]),
     ("what functions take", ["calls", "arrays", "batch", "dense", "arguments"]),
     ("the ground", ["startup", "axes", "checks", "randomness", "fingerprint", "storage", "training_rows"]),
