@@ -1,4 +1,4 @@
-"""Ensembles beside scikit-learn's estimators on 13 tables: accuracy or RMSE, likelihood, calibration, seconds.
+"""Ensembles beside scikit-learn's estimators on 14 tables: accuracy or RMSE, likelihood, calibration, seconds.
 
 Five splits of every table, 80 % for training; means over splits. All estimators have their default settings; features
 and targets of networks are standardised. One thread.
@@ -13,11 +13,17 @@ Gaussian with the variance of their residuals on calibration rows, and their int
 residuals. Coverage is that of 90 % intervals. RMSE, NLL and width are in units of the standard deviation of the
 training targets.
 
-Usage: python benchmarks/tabular.py [--repeats 5] [--tables NAME ...] [--json FILE]
+RealMLP and TabM come from pytabkit, where it is installed, with its defaults and without refitting. They take many
+times as long as the others, so they run on tables of up to 1,000 rows. They may run apart, by
+``--estimators RealMLP TabM``; they are then added to the results of FILE, with a record of how they were made.
+
+Usage: python benchmarks/tabular.py [--repeats 5] [--tables NAME ...] [--estimators NAME ...] [--json FILE]
 (DISSENSUS_DATA names the data folder, see docs/data.md)
 """
 
 import argparse
+import functools
+import importlib
 import json
 import math
 import time
@@ -52,6 +58,19 @@ CLASSES = ("digits", "breast-cancer", "wine", "vehicle", "german", "yeast", "con
 VALUES = ("diabetes", "abalone", "bioconcentration", "weather", "facebook", "airfoil", "insurance")
 LEVEL = 0.9
 OURS = "ensemble"
+SLOW = ("RealMLP", "TabM")
+MOST_ROWS_OF_SLOW = 1_000
+
+
+def of_pytabkit(task: str, seed: int) -> dict[str, Callable[[], Any]]:
+    """Estimators of pytabkit; none where it is not installed."""
+    try:
+        pytabkit: Any = importlib.import_module("pytabkit")
+    except ImportError:
+        return {}
+    settings = {"device": "cpu", "random_state": seed, "n_cv": 1, "n_refit": 0, "n_threads": 1}
+    names = {"RealMLP": f"RealMLP_TD_{task}", "TabM": f"TabM_D_{task}"}
+    return {label: functools.partial(getattr(pytabkit, name), **settings) for label, name in names.items()}
 
 
 def classifiers(seed: int) -> dict[str, Callable[[], Any]]:
@@ -60,6 +79,7 @@ def classifiers(seed: int) -> dict[str, Callable[[], Any]]:
         "boosting": lambda: HistGradientBoostingClassifier(random_state=seed),
         "forest": lambda: RandomForestClassifier(random_state=seed),
         "MLP": lambda: make_pipeline(StandardScaler(), MLPClassifier(random_state=seed)),
+        **of_pytabkit("Classifier", seed),
     }
 
 
@@ -71,6 +91,7 @@ def regressors(seed: int) -> dict[str, Callable[[], Any]]:
         "MLP": lambda: TransformedTargetRegressor(
             make_pipeline(StandardScaler(), MLPRegressor(random_state=seed)), transformer=StandardScaler()
         ),
+        **of_pytabkit("Regressor", seed),
     }
 
 
@@ -135,7 +156,7 @@ def mixture_density(model: EnsembleRegressor, x: np.ndarray, y: np.ndarray) -> n
     return -(torch.logsumexp(-member, 0) - math.log(len(outputs))).numpy()
 
 
-def measured(name: str, repeats: int) -> dict[str, Any]:
+def measured(name: str, repeats: int, estimators: list[str] | None) -> dict[str, Any]:
     x, y = loaded(name)
     classes = name in CLASSES
     found: dict[str, list[dict[str, float]]] = {}
@@ -143,6 +164,8 @@ def measured(name: str, repeats: int) -> dict[str, Any]:
         kept: Any = train_test_split(x, y, test_size=0.2, random_state=seed, stratify=y if classes else None)
         train, test = (kept[0], kept[2]), (kept[1], kept[3])
         for label, make in (classifiers if classes else regressors)(seed).items():
+            if (estimators and label not in estimators) or (label in SLOW and len(x) > MOST_ROWS_OF_SLOW):
+                continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # the default number of epochs is part of it
                 found.setdefault(label, []).append((of_classes if classes else of_values)(make(), train, test))
@@ -168,21 +191,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tables", nargs="+", default=[*CLASSES, *VALUES])
+    parser.add_argument("--estimators", nargs="+")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    stored = None
+    if options.estimators and options.json is not None and options.json.exists():
+        stored = json.loads(options.json.read_text())
+        assert stored["made"]["splits"] == options.repeats, "results of as many splits"
     made = {**how_made(), "scikit-learn": sklearn.__version__, "splits": options.repeats}
     EnsembleClassifier(epochs=1).fit(np.eye(4), [0, 1, 0, 1])  # what is loaded at the first training is not counted
     rows = []
     for name in options.tables:
-        rows.append(measured(name, options.repeats))
+        rows.append(measured(name, options.repeats, options.estimators))
         print(f"{name} ({rows[-1]['rows']} rows)")
         for label, figures in rows[-1]["results"].items():
             print(
                 f"  {label:10s}", "  ".join(f"{key} {value['mean']:.3f}" for key, value in figures.items()), flush=True
             )
         if options.json:
-            options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+            result = {"made": made, "rows": rows} if stored is None else added(stored, made, rows)
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def added(stored: dict[str, Any], made: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Stored results with those of other estimators on the same splits."""
+    new = {row["table"]: row["results"] for row in rows}
+    merged = [{**row, "results": {**row["results"], **new.get(row["table"], {})}} for row in stored["rows"]]
+    return {**stored, "made_later": made, "rows": merged}
 
 
 if __name__ == "__main__":
