@@ -26,7 +26,7 @@ from dissensus.train import checkpoint as checkpoints
 from dissensus.train.settings import CheckpointSettings
 
 M = 3
-mse = partial(ds.objectives.independent, loss="mse")
+mse = partial(ds.objectives.independent, loss="squared_error")
 
 
 class Interrupted(Exception):

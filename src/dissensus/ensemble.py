@@ -152,7 +152,7 @@ class Ensemble(nn.Module):
         if shared is None:
             body = _body_of(modules)
         else:
-            chosen = equal_frozen(modules) if shared == FROZEN else shared
+            chosen = equal_frozen(modules) if isinstance(shared, str) and shared == FROZEN else shared
             body = StackedMembers.of((copy.deepcopy(module) for module in modules), chosen, equal=True)
         body.output = output
         seed = _seed(seed)

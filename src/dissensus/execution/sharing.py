@@ -23,7 +23,7 @@ def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> fr
     if shared is None:
         return frozenset()
     known = list(names)
-    if shared == FROZEN:
+    if isinstance(shared, str) and shared == FROZEN:
         return _frozen(network, known)
     if callable(shared):
         chosen = [name for name in known if shared(name)]
