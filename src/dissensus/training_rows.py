@@ -2,8 +2,8 @@
 
 Of every training row two numbers are kept: the products of all its values with two fixed directions of random signs
 and sizes. A row counts as recognised if both agree with those of a training row, to `TOLERANCE` of the row's length.
-Rows are therefore recognised after another rounding (float64 data, another way to standardise), and rows that differ by
-more are not: among 131,072 training rows, one in a million rows that were not trained on is taken for one by chance.
+Rows are therefore recognised after another rounding (float64 data, another way to standardise). A row that was not
+trained on is taken for one if both numbers happen to agree, which is rare unless rows have one or two values.
 The numbers do not determine a row with three values or more. They do for one or two values: set
 ``ens.training_rows = None`` before `save` if such data is secret.
 """
