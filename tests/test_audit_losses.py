@@ -115,6 +115,16 @@ def test_counts_are_judged_by_their_rates(pool):
     assert values(audit)["mse"] == pytest.approx(float((log_rate.exp().mean(0) - counts).square().mean()))
 
 
+@pytest.mark.parametrize("part", ["test", "train"])
+def test_negative_counts_are_refused(part):
+    log_rate, counts = torch.zeros(M, 20, 1), torch.ones(20)
+    wrong = counts.clone()
+    wrong[3] = -1
+    data = {"test": (log_rate, wrong), "train": (log_rate, counts)}[part]
+    with pytest.raises(ValueError, match=r"`targets` must be counts of at least 0; got -1"):
+        ds.audit(*data, task="regression", loss="poisson", train=(log_rate, wrong) if part == "train" else None)
+
+
 def labelled(labels=3, examples=N):
     generator = torch.Generator().manual_seed(2)
     signal = 2 * torch.randn(examples, labels, generator=generator, dtype=torch.float64)

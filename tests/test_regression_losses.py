@@ -971,6 +971,13 @@ def test_networks_of_the_wrong_width_are_refused_before_training(name):
         ds.fit(ens, (X, y), partial(ds.objectives.independent, loss=loss), epochs=1, batch_size=8, lr=0.01)
 
 
+def test_no_levels_are_refused_as_such():
+    ens = ds.Ensemble(partial(network, 1), members=M, seed=3).double()
+    objective = partial(ds.objectives.independent, loss=partial(ds.losses.quantile, levels=()))
+    with pytest.raises(ValueError, match=r"`levels` must be one number or more in rising order; got \[\]"):
+        ds.fit(ens, (X, draw(24, 1)), objective, epochs=1)
+
+
 def test_targets_outside_of_labels_are_refused_before_training():
     ens = ds.Ensemble(partial(network, 2), members=M, seed=3).double()
     objective = partial(ds.objectives.independent, loss="bce")
