@@ -125,6 +125,18 @@ def test_negative_counts_are_refused(part):
         ds.audit(*data, task="regression", loss="poisson", train=(log_rate, wrong) if part == "train" else None)
 
 
+@pytest.mark.parametrize(("loss", "value", "shown"), [("poisson", 800.0, "inf"), ("mse", 1e200, r"1e\+200")])
+@pytest.mark.parametrize("part", ["test", "ood"])
+def test_values_whose_powers_are_no_numbers_are_refused(loss, value, shown, part):
+    outputs, targets = torch.zeros(M, 20, 1, dtype=torch.float64), torch.ones(20)
+    wrong = outputs.clone()
+    wrong[1, 4] = value
+    outputs, ood = (wrong, None) if part == "test" else (outputs, wrong)
+    name = "outputs" if part == "test" else "ood"
+    with pytest.raises(ValueError, match=rf"`{name}` must predict values of at most 1e\+60 in size; got {shown}\. Has"):
+        ds.audit(outputs, targets, task="regression", loss=loss, ood=ood)
+
+
 def labelled(labels=3, examples=N):
     generator = torch.Generator().manual_seed(2)
     signal = 2 * torch.randn(examples, labels, generator=generator, dtype=torch.float64)

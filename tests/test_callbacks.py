@@ -740,6 +740,25 @@ def test_the_bar_is_gone_after_an_error(train, error, terminal):
     assert visible >= hidden, "the cursor is shown again"
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("I/O operation on closed file")])
+@pytest.mark.parametrize("train", [fit, sweep])
+def test_a_terminal_that_is_closed_ends_no_training(train, error, terminal, monkeypatch):
+    stream, seen = terminal(), []
+
+    def fail(text):
+        raise error
+
+    def close(entry):
+        seen.append(entry["epoch"])
+        if entry["epoch"] == 2:
+            monkeypatch.setattr(stream, "write", fail)
+
+    train(progress=True, callbacks=[close])
+    assert "epoch 2/5" in stream.getvalue()
+    assert max(seen) == 5
+    assert sys.stderr is stream, "and not what rich has put in its place"
+
+
 def test_settings_that_are_refused_draw_nothing(terminal):
     drawn = terminal()
     with pytest.raises(ValueError, match="batch_size"):
