@@ -55,6 +55,24 @@ def test_gaussians_are_decomposed_as_a_mixture_of_densities(targets):
     assert "predicted means" in audit.summary()
 
 
+def test_the_summary_tells_how_often_intervals_hold():
+    outputs, y = gaussians()
+    wide, narrow = (
+        ds.audit(
+            torch.cat([outputs[..., :1], torch.full_like(outputs[..., 1:], s)], -1), y, task="regression", loss=loss
+        )
+        for s, loss in ((40.0, "gaussian_nll"), (-40.0, functools.partial(ds.losses.gaussian_nll, floor=1e-30)))
+    )
+    assert "intervals should hold 90% of targets. They hold 100% (" in wide.summary()
+    held = narrow.test["coverage"]
+    assert held.value < 0.9
+    assert f"They hold {held.value:.0%} ({held.low:.0%} to {held.high:.0%})." in narrow.summary()
+    assert "should hold" not in ds.audit(outputs[..., :1], y, task="regression").summary()
+    middle = ds.audit(outputs[..., :1], y, task="regression", loss=functools.partial(ds.losses.quantile, levels=(0.5,)))
+    assert "predicted medians" in middle.summary()
+    assert "should hold" not in middle.summary()
+
+
 def test_losses_below_zero_keep_their_intervals():
     outputs, y = gaussians()
     small = torch.cat([outputs[..., :1] / 100, outputs[..., 1:] - 2 * math.log(100)], -1)
@@ -239,6 +257,7 @@ def test_the_command_takes_losses_and_levels(tmp_path):
     result = CliRunner().invoke(app, [*arguments, "gaussian_nll"])
     assert result.exit_code == 0, result.output
     assert "inside predicted intervals" in result.output
+    assert "should hold 90% of" in result.output
     result = CliRunner().invoke(app, [*arguments, "quantile", "--levels", "0.1,0.9"])
     assert result.exit_code == 0, result.output
     result = CliRunner().invoke(app, [*arguments, "mse", "--levels", "0.1,0.9"])
