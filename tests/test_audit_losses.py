@@ -55,6 +55,24 @@ def test_gaussians_are_decomposed_as_a_mixture_of_densities(targets):
     assert "predicted means" in audit.summary()
 
 
+def test_the_summary_tells_how_often_intervals_hold():
+    outputs, y = gaussians()
+    wide, narrow = (
+        ds.audit(
+            torch.cat([outputs[..., :1], torch.full_like(outputs[..., 1:], s)], -1), y, task="regression", loss=loss
+        )
+        for s, loss in ((40.0, "gaussian_nll"), (-40.0, functools.partial(ds.losses.gaussian_nll, floor=1e-30)))
+    )
+    assert "intervals should hold 90% of targets. They hold 100% (" in wide.summary()
+    held = narrow.test["coverage"]
+    assert held.value < 0.9
+    assert f"They hold {held.value:.0%} ({held.low:.0%} to {held.high:.0%})." in narrow.summary()
+    assert "should hold" not in ds.audit(outputs[..., :1], y, task="regression").summary()
+    middle = ds.audit(outputs[..., :1], y, task="regression", loss=functools.partial(ds.losses.quantile, levels=(0.5,)))
+    assert "predicted medians" in middle.summary()
+    assert "should hold" not in middle.summary()
+
+
 def test_losses_below_zero_keep_their_intervals():
     outputs, y = gaussians()
     small = torch.cat([outputs[..., :1] / 100, outputs[..., 1:] - 2 * math.log(100)], -1)
@@ -113,6 +131,28 @@ def test_counts_are_judged_by_their_rates(pool):
     expected = log_rate.mean(0).exp() - counts * log_rate.mean(0) if pool == "score" else -((-nll).exp().mean(0).log())
     assert values(audit)["ensemble"] == pytest.approx(float(expected.mean()), rel=1e-9)
     assert values(audit)["mse"] == pytest.approx(float((log_rate.exp().mean(0) - counts).square().mean()))
+
+
+@pytest.mark.parametrize("part", ["test", "train"])
+def test_negative_counts_are_refused(part):
+    log_rate, counts = torch.zeros(M, 20, 1), torch.ones(20)
+    wrong = counts.clone()
+    wrong[3] = -1
+    data = {"test": (log_rate, wrong), "train": (log_rate, counts)}[part]
+    with pytest.raises(ValueError, match=r"`targets` must be counts of at least 0; got -1"):
+        ds.audit(*data, task="regression", loss="poisson", train=(log_rate, wrong) if part == "train" else None)
+
+
+@pytest.mark.parametrize(("loss", "value", "shown"), [("poisson", 800.0, "inf"), ("mse", 1e200, r"1e\+200")])
+@pytest.mark.parametrize("part", ["test", "ood"])
+def test_values_whose_powers_are_no_numbers_are_refused(loss, value, shown, part):
+    outputs, targets = torch.zeros(M, 20, 1, dtype=torch.float64), torch.ones(20)
+    wrong = outputs.clone()
+    wrong[1, 4] = value
+    outputs, ood = (wrong, None) if part == "test" else (outputs, wrong)
+    name = "outputs" if part == "test" else "ood"
+    with pytest.raises(ValueError, match=rf"`{name}` must predict values of at most 1e\+60 in size; got {shown}\. Has"):
+        ds.audit(outputs, targets, task="regression", loss=loss, ood=ood)
 
 
 def labelled(labels=3, examples=N):
@@ -217,6 +257,7 @@ def test_the_command_takes_losses_and_levels(tmp_path):
     result = CliRunner().invoke(app, [*arguments, "gaussian_nll"])
     assert result.exit_code == 0, result.output
     assert "inside predicted intervals" in result.output
+    assert "should hold 90% of" in result.output
     result = CliRunner().invoke(app, [*arguments, "quantile", "--levels", "0.1,0.9"])
     assert result.exit_code == 0, result.output
     result = CliRunner().invoke(app, [*arguments, "mse", "--levels", "0.1,0.9"])

@@ -1,6 +1,7 @@
 """Callbacks, the bar, and logs: what they see, what stops, and what is left after errors and resumes."""
 
 import csv
+import inspect
 import io
 import json
 import re
@@ -393,11 +394,31 @@ def test_an_error_at_the_start_changes_nothing():
         ([Recorder], r"the class Recorder. Create one: Recorder\(...\)"),
         ([3], r"objects with a method on_epoch\(entry\) or on_step\(entry\), or functions of an entry; got 3"),
         ("abc", "must be a list of callbacks"),
+        ([lambda: None], r"functions of an entry; got <lambda>\(\)\. Use .*\(entry\)"),
+        (
+            [types.SimpleNamespace(on_step=lambda trainer, module: None)],
+            r"got <lambda>\(trainer, module\)\. Use def on_step",
+        ),
     ],
 )
 def test_what_is_no_callback_is_refused(train, callbacks, words):
     with pytest.raises(TypeError, match=words):
         train(callbacks=callbacks)
+
+
+def test_a_callback_without_a_signature_is_taken():
+    entries = {}
+    with pytest.raises(ValueError, match="no signature found"):
+        inspect.signature(entries.update)
+    fit(callbacks=[entries.update])
+    assert entries["epoch"] == OPTIONS["epochs"]
+
+
+def test_a_callback_twice_is_refused():
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="`callbacks` must hold every object once; got Recorder twice"):
+        fit(callbacks=[recorder, yes, recorder])
+    assert not recorder.epochs
 
 
 # Resumes
@@ -449,6 +470,21 @@ def test_a_log_holds_the_history(log):
         expected = [ds.callbacks.flattened(entry) for entry in history.epochs]
         assert [{name: float(value) for name, value in row.items()} for row in rows] == expected
         assert "member_loss.1" in rows[0]
+
+
+@pytest.mark.parametrize("change", ["two logs", "deleted", "cut off"])
+def test_a_log_is_whole_whatever_happens_to_its_file(change, log):
+    def spoil(entry):
+        if entry["epoch"] == 3 and change == "deleted":
+            log.path.unlink()
+        if entry["epoch"] == 3 and change == "cut off":
+            log.path.write_text(log.path.read_text()[:-20])
+
+    logs = [log.make() for _ in range(2 if change == "two logs" else 1)]
+    _, history = fit(callbacks=[*logs, spoil])
+    assert [(int(row["epoch"]), float(row["loss"])) for row in log.read()] == [
+        (entry["epoch"], entry["loss"]) for entry in history.epochs
+    ]
 
 
 @pytest.mark.parametrize("checkpoints", ["every step", "the beginning only"])
@@ -702,6 +738,25 @@ def test_the_bar_is_gone_after_an_error(train, error, terminal):
     assert shown(drawn) == []
     hidden, visible = drawn.getvalue().rfind("\x1b[?25l"), drawn.getvalue().rfind("\x1b[?25h")
     assert visible >= hidden, "the cursor is shown again"
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("I/O operation on closed file")])
+@pytest.mark.parametrize("train", [fit, sweep])
+def test_a_terminal_that_is_closed_ends_no_training(train, error, terminal, monkeypatch):
+    stream, seen = terminal(), []
+
+    def fail(text):
+        raise error
+
+    def close(entry):
+        seen.append(entry["epoch"])
+        if entry["epoch"] == 2:
+            monkeypatch.setattr(stream, "write", fail)
+
+    train(progress=True, callbacks=[close])
+    assert "epoch 2/5" in stream.getvalue()
+    assert max(seen) == 5
+    assert sys.stderr is stream, "and not what rich has put in its place"
 
 
 def test_settings_that_are_refused_draw_nothing(terminal):

@@ -302,6 +302,30 @@ def test_divergence_in_a_gradient_alone_is_caught():
     assert all(p.isfinite().all() for p in ensemble.parameters())
 
 
+@pytest.mark.parametrize(
+    ("part", "value"), [("targets", math.nan), ("targets", math.inf), ("inputs", math.nan), (None, None)]
+)
+def test_divergence_names_data_that_is_not_finite(part, value):
+    x, y = regression()
+    if part is not None:
+        {"inputs": x, "targets": y}[part][5] = value
+    loader = DataLoader(TensorDataset(x, y), 4)
+    words = rf"step 1, in .*, because the {part} of that batch are not finite\. .* Drop or fill such {part}\.$"
+    with pytest.raises(
+        ds.TrainingDiverged, match=words if part else r"\)\. .* A smaller `lr`.*and targets usually help\.$"
+    ):
+        ds.fit(ensemble_of("mlp"), loader, mse, epochs=3, optimizer="sgd", lr=1e-3 if part else 1e30)
+
+
+def test_a_sweep_names_data_that_is_not_finite():
+    x, y = regression()
+    x[5] = math.nan
+    loader = DataLoader(TensorDataset(x, y), 4)
+    build = NETWORKS["mlp"][0]
+    swept = ds.sweep(lambda: build().double(), loader, mse, grid={"lr": [1e-3, 1e-2]}, members=2, epochs=1)
+    assert all("because the inputs of that batch are not finite" in outcome.reason for outcome in swept.outcomes)
+
+
 def test_divergence_does_not_spoil_batch_norm_statistics():
     x, y = regression()
     calls = []

@@ -416,6 +416,44 @@ def test_sequential_training_is_a_fit_per_member_with_the_earlier_ones_frozen():
         ds.fit(ensemble, pair, objective, unlabelled=unlabelled, sequential=True, frozen=[0], epochs=1)
 
 
+LOSSES = {
+    "brier": (3, lambda x: x[:, :3].argmax(1)),
+    "squared_error": (1, lambda x: x[:, :1]),
+    "gaussian_nll": (2, lambda x: x[:, :1]),
+    "quantile": (3, lambda x: x[:, :1]),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("objective", ["independent", "augmented"])
+def test_the_first_of_sequential_members_is_trained_on_the_loss_of_the_objective(loss, objective):
+    width, target = LOSSES[loss]
+    (x, _), _ = classes()
+    objectives = {
+        "independent": partial(ds.objectives.independent, loss=loss),
+        "augmented": partial(ds.objectives.augmented, loss=loss, pool=ds.losses.named(loss).pools[0], beta=0.5),
+    }
+    options = {"epochs": 2, "batch_size": 8, "lr": 0.03, "seed": 4}
+    build = partial(ds.nets.mlp, 6, width, (5,))
+    ensemble, alone = (ds.Ensemble(build, members, backend="loop").double() for members in (2, 1))
+    ds.fit(ensemble, (x, target(x)), objectives[objective], sequential=True, validation=0.2, **options)
+    ds.fit(alone, (x, target(x)), objectives["independent"], validation=0.2, **options)
+    assert_same(weights(ensemble.subset([0])), weights(alone))
+
+
+def test_sequential_members_need_an_objective_whose_loss_is_known():
+    pair, _ = classes()
+
+    def mine(outputs, targets):
+        return ds.objectives.independent(outputs, targets, loss="brier")
+
+    ensemble = ensemble_of()
+    before = weights(ensemble)
+    with pytest.raises(ValueError, match=r"`sequential` must come with an objective whose loss is known.*got mine"):
+        ds.fit(ensemble, pair, mine, sequential=True, epochs=1)
+    assert_same(weights(ensemble), before, 0)
+
+
 def test_pair_agreement_earlier_uses_the_earlier_members_class():
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(3, 6, 4, generator=generator, dtype=torch.float64)

@@ -963,12 +963,40 @@ def test_training_with_weights_of_examples(name):
     torch.testing.assert_close(ensembles[0].predict(X), ensembles[1].predict(X), rtol=1e-8, atol=1e-10)
 
 
+def test_unknown_labels_are_left_out_by_a_loss_of_ones_own():
+    y = (draw(24, 2) > 0).long()
+    y[:8, 1] = -1
+
+    def known_labels(outputs, targets):
+        terms = torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets.double(), reduction="none")
+        return torch.where(targets >= 0, terms, 0.0).mean(-1)
+
+    options = {"epochs": 2, "batch_size": 24, "lr": 0.01, "optimizer": "sgd"}
+    ens, other = (ds.Ensemble(partial(network, 2), members=M, seed=3).double() for _ in range(2))
+    with pytest.raises(ValueError, match=r"`ignore_index` must come .*got 'bce'\. Use a loss of your own"):
+        ds.fit(ens, (X, y), partial(ds.objectives.independent, loss="bce"), ignore_index=-1, **options)
+    objective = partial(ds.objectives.independent, loss=known_labels)
+    ds.fit(ens, (X, y), objective, **options)
+    with_others = y.clone()
+    with_others[:8, 1] = -2
+    ds.fit(other, (X, with_others), objective, **options)
+    assert torch.equal(ens.predict(X), other.predict(X))
+    assert bool(ens.predict(X).isfinite().all())
+
+
 @pytest.mark.parametrize("name", ["gaussian_nll", "quantile"])
 def test_networks_of_the_wrong_width_are_refused_before_training(name):
     loss, width, y = TRAININGS[name]
     ens = ds.Ensemble(partial(network, width + 6), members=M, seed=3).double()
     with pytest.raises(ValueError, match=rf"The network needs {width} outputs"):
         ds.fit(ens, (X, y), partial(ds.objectives.independent, loss=loss), epochs=1, batch_size=8, lr=0.01)
+
+
+def test_no_levels_are_refused_as_such():
+    ens = ds.Ensemble(partial(network, 1), members=M, seed=3).double()
+    objective = partial(ds.objectives.independent, loss=partial(ds.losses.quantile, levels=()))
+    with pytest.raises(ValueError, match=r"`levels` must be one number or more in rising order; got \[\]"):
+        ds.fit(ens, (X, draw(24, 1)), objective, epochs=1)
 
 
 def test_targets_outside_of_labels_are_refused_before_training():

@@ -182,6 +182,13 @@ def test_bounds_hold_the_mutual_information():
         assert entropy <= float(total_entropy[n]) + 1e-9
 
 
+def test_entropies_of_variances_beyond_float32_are_finite():
+    outputs = torch.tensor([0.0, 100.0]).expand(M, B, 2)
+    for name in ("gaussian_entropy", "mean_gaussian_entropy"):
+        expected = torch.full((B,), 50 + math.log(2 * math.pi * math.e) / 2)
+        torch.testing.assert_close(getattr(ds.scores, name)(outputs), expected)
+
+
 def test_information_of_members_far_apart_is_their_number():
     outputs = torch.stack([torch.tensor([[1e4 * i, 0.0]]) for i in range(5)])
     for name in ("gaussian_information_lower", "gaussian_information_upper"):

@@ -57,8 +57,12 @@ def nearest(word: str, known: Iterable[object], otherwise: str = "") -> str:
 
     >>> nearest("strems", ["loop", "streams"]), nearest("x", ["loop"], "Only loop is known.")
     ("Did you mean 'streams'?", 'Only loop is known.')
+    >>> nearest("AdamW", ["adam", "adamw"])
+    "Did you mean 'adamw'?"
     """
-    matches = difflib.get_close_matches(word, [str(k) for k in known], n=1)
+    options = [str(k) for k in known]
+    same = [option for option in options if option.lower() == word.lower()]  # 'adamW' is 'adamw', not 'adam'
+    matches = same or difflib.get_close_matches(word, options, n=1)
     return f"Did you mean {matches[0]!r}?" if matches else otherwise
 
 

@@ -402,7 +402,7 @@ def outputs_per_target(loss: str | PerExampleLoss) -> int:
     """
     entry = known(loss)
     if entry is not None and entry.takes == "quantiles":
-        return len(settings_of(loss).get("levels", QUANTILE_LEVELS))
+        return len(check_levels(settings_of(loss).get("levels", QUANTILE_LEVELS)))
     return 2 if entry is not None and entry.takes == "gaussian" else 1
 
 

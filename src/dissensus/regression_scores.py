@@ -64,8 +64,8 @@ def gaussian_entropy(outputs: Float[Tensor, "M B C"], *, floor: float = losses.V
     >>> gaussian_entropy(torch.tensor([[[0.0, 0.0]]]))
     tensor([1.4189])
     """
-    means, variances = _moments(outputs, floor)
-    return _entropy(variances.mean(0) + means.var(0, correction=0))
+    means, variances = _moments(outputs, floor, double=True)  # entropies of variances that float32 lacks are finite
+    return _entropy(variances.mean(0) + means.var(0, correction=0)).to(checks.full_precision(outputs).dtype)
 
 
 @arguments.positions("examples")
@@ -73,8 +73,8 @@ def mean_gaussian_entropy(
     outputs: Float[Tensor, "M B C"], *, floor: float = losses.VARIANCE_FLOOR
 ) -> Float[Tensor, " B"]:
     """Mean of the members' entropies, ½ Σ_d log(2πe v_d): the aleatoric part of the mixture's entropy."""
-    _, variances = _moments(outputs, floor)
-    return _entropy(variances).mean(0)
+    _, variances = _moments(outputs, floor, double=True)
+    return _entropy(variances).mean(0).to(checks.full_precision(outputs).dtype)
 
 
 @arguments.positions("examples")

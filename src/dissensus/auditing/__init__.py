@@ -156,6 +156,8 @@ def audit(
             reader.check_classes()
         width = reader.width if probabilistic is None else probabilistic.targets(reader.width, name)
         checked = None if labels is None else checked_targets(labels, reader, task, name, width)
+        if checked is not None and probabilistic is not None:
+            losses.check_targets(probabilistic.loss, checked)
         mask = _in_bag(bag, reader) if name == "train" else None
         unit_names = _groups(grouped, reader)
         rows = None if mask_of is None else torch.from_numpy(mask_of)

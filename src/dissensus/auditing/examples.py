@@ -24,6 +24,8 @@ DROPS = (0.2, 0.4, 0.6)
 """Shares of members that are left out to measure how much the others depend on them."""
 _SMALLEST_PROBABILITY = 2e-38
 """Probability that replaces zero in logarithms, in single and in double precision alike."""
+_LARGEST = 1e60
+"""Largest predicted value: standard errors of squared errors need fourth powers, and sums of these."""
 _DRAWS = 20_000
 """Draws of members left out that codependence takes in all, at least one per example."""
 _SUBSETS = 100
@@ -75,6 +77,10 @@ class ExampleSlice:
         """Squared error of predicted values and its parts; also the loss of predicted distributions."""
         distribution = self.context.probabilistic
         f = self.outputs if distribution is None else distribution.values(self.outputs)
+        largest = float(f.abs().max())
+        if largest > _LARGEST:
+            wanted = f"predict values of at most {_LARGEST:g} in size"
+            checks.refuse(self.context.name, wanted, f"{largest:g}", "Has the training diverged?")
         spread = _spread(f)
         scores: dict[str, Tensor] = {}
         if self.context.scores is not None:

@@ -125,6 +125,18 @@ class Audit:
         """The verdict with its reasons."""
         return f"{self.verdict}: {'; '.join(self.judgement.reasons)}."
 
+    @property
+    def notes(self) -> list[str]:
+        """Of members that predict distributions: what the verdict is about, and whether their intervals hold."""
+        notes = [self.facts["basis"]] if "basis" in self.facts else []
+        if "nominal_coverage" in self.facts:
+            held = self.test["coverage"]
+            notes.append(
+                f"Predicted intervals should hold {self.facts['nominal_coverage']:.0%} of targets. They hold "
+                f"{held.value:.0%} ({held.low:.0%} to {held.high:.0%})."
+            )
+        return notes
+
     def to_json(self) -> str:
         """Everything, as JSON."""
         content = {
@@ -167,7 +179,7 @@ class Audit:
     def summary(self) -> str:
         """Verdict, evidence and figures as plain text."""
         facts, judgement = self.facts, self.judgement
-        lines = [self.sentence, *judgement.advice, *filter(None, [difference(facts), facts.get("basis")])]
+        lines = [self.sentence, *judgement.advice, *filter(None, [difference(facts)]), *self.notes]
         if judgement.confidence:
             lines.append(f"Confidence: {judgement.confidence}.")
         if judgement.evidence:

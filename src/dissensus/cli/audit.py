@@ -237,7 +237,7 @@ def _print(result: Any) -> None:
 
     colour = COLOURS[MEANINGS[result.verdict].news]
     judgement = result.judgement
-    lines = ["; ".join(judgement.reasons) + ".", *judgement.advice]
+    lines = ["; ".join(judgement.reasons) + ".", *judgement.advice, *result.notes]
     if judgement.confidence:
         lines.append(f"Confidence: {judgement.confidence}.")
     words = "\n".join(escape(line) for line in lines)

@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,13 +54,13 @@ def displayed(progress: bool | OnProgress | None) -> Iterator[Display]:
         yield Display(progress)
         return
     display = Display(bar)
+    ended_well = False
     try:
         yield display
+        ended_well = True
     finally:
         if bar is not None:
-            bar.close()
-    if bar is not None and display.summary and sys.stderr is not None:
-        sys.stderr.write(f"{display.summary}\n")
+            bar.close(display.summary if ended_well else "")
 
 
 class Bar:
@@ -74,13 +74,28 @@ class Bar:
         """Draw a moment, unless the last one was drawn just before."""
         if self.drawing is None or self.now() - self.drawn < _SECONDS_BETWEEN_DRAWINGS:
             return
-        self.drawing.draw(moment)
+        with self._quietly():
+            self.drawing.draw(moment)
         self.drawn = self.now()
 
-    def close(self) -> None:
-        """Erase the bar."""
-        if self.drawing is not None and self.drawn > -float("inf"):
-            self.drawing.erase()
+    def close(self, summary: str = "") -> None:
+        """Erase the bar, and leave a line behind."""
+        with self._quietly():
+            if self.drawing is not None and self.drawn > -float("inf"):
+                self.drawing.erase()
+            if summary and sys.stderr is not None:
+                sys.stderr.write(f"{summary}\n")
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """A block after whose failure nothing is drawn any more: a terminal that was closed ends no training."""
+        try:
+            yield
+        except (OSError, ValueError):
+            drawing, self.drawing = self.drawing, None
+            with suppress(OSError, ValueError):
+                if drawing is not None:
+                    drawing.erase()  # which also puts back the streams that rich has redirected
 
 
 def new_drawing() -> Drawing | None:

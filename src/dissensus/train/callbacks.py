@@ -100,6 +100,8 @@ class _Log:
         self.rows: list[Row] | None = None
         """What the file holds; None before the first training."""
         self.columns: list[str] = []
+        self.size = -1
+        """Bytes of the file after the last row."""
 
     def start(self, start: Start) -> None:
         old = self._stored(start)
@@ -128,11 +130,13 @@ class _Log:
         self.rows.append(row)
         columns = list(dict.fromkeys([*self.columns, *row]))
         is_same_head = len(self.rows) > 1 and self.form.head(columns) == self.form.head(self.columns)
-        if not is_same_head or not self.path.exists():
+        # A file that was deleted or changed, as by another log with this path, is written anew.
+        if not is_same_head or not self.path.exists() or self.path.stat().st_size != self.size:
             self._rewrite()
             return
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(self.form.line(row, columns))
+        self.size = self.path.stat().st_size
 
     def _stored(self, start: Start) -> list[Row]:
         if self.rows is not None and self.path.exists():
@@ -157,6 +161,7 @@ class _Log:
         if not self.path.exists() or self.path.read_bytes() != content:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_output(self.path, content)
+        self.size = len(content)
 
     def _refuse(self, got: str) -> NoReturn:
         fix = "Give another path, or overwrite=True. To go on with it, resume its training."

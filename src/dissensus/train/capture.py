@@ -97,9 +97,10 @@ class GraphSteps:
             feed.seed_step(engine.state.epoch, step - base)
             engine.state.ticks.fill_(step)
             before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
-            repeated = engine.raw_gradient(feed.batch(*self.past[step]))
+            batch = feed.batch(*self.past[step])
+            repeated = engine.raw_gradient(batch)
             engine.body.merge(engine.body.state(), before, torch.ones_like(engine.state.active))
-            engine.blame(run, step, *repeated)
+            engine.blame(run, step, batch, *repeated)
         engine.state.ticks.fill_(now)
         self.failed_at.fill_(-1)
 

@@ -261,8 +261,10 @@ def check_target_settings(
             known = trained_loss(functools.partial(objective, **words))
             of_library = None if known is None else losses.known(known.loss)
             if known is not None and of_library is not None and of_library.takes != "logits":
-                got = losses.text_of(known.loss)
-                checks.refuse(setting, "come with a loss of class labels", got, "Use 'cross_entropy'.")
+                got, fix = losses.text_of(known.loss), "Use 'cross_entropy'."
+                if of_library.takes == "label_logits":
+                    fix = "Use a loss of your own: a function (outputs [B, L], targets) -> [B]."
+                checks.refuse(setting, "come with a loss of class labels", got, fix)
     if settings.balanced and as_pair(data) is None:
         fix = "Pass one number per class."
         checks.refuse("class_weights", "be numbers unless data is in memory", "'balanced'", fix)

@@ -1,5 +1,7 @@
 """What is wrong with a step: which numbers are not finite, and which names are taken."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from dissensus import checks
@@ -18,6 +20,20 @@ def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[
         if bool(members.any()):
             return name, members.nonzero().flatten().tolist()
     return (scalars or ["the total"])[0], []
+
+
+def source(inputs: Sequence[Tensor], targets: Tensor | None) -> str:
+    """Which part of a batch was not finite before the step, ``"targets"`` or ``"inputs"``; empty if neither was.
+
+    Infinite inputs may be meant, as in masks of attention, so that only NaN counts there.
+
+    >>> infinite = Tensor([float("inf")])
+    >>> source([infinite], infinite), source([infinite], None), source([infinite - infinite], None)
+    ('targets', '', 'inputs')
+    """
+    if targets is not None and targets.is_floating_point() and not bool(targets.isfinite().all()):
+        return "targets"
+    return "inputs" if any(x.is_floating_point() and bool(x.isnan().any()) for x in inputs) else ""
 
 
 def check_names(parts: LossParts, *, judged: bool = False) -> None:

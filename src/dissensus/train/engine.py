@@ -27,7 +27,7 @@ from dissensus.execution.recomputation import MESSAGE as RECOMPUTES
 from dissensus.objectives.declaration import ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import frozen_buffers
-from dissensus.train.diagnosis import check_names, culprit
+from dissensus.train.diagnosis import check_names, culprit, source
 from dissensus.train.history import Failure, History, OnProgress, Progress, entry
 from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.notification import Callbacks
@@ -270,7 +270,7 @@ class Engine:
             if not math.isfinite(float(total.sum() + grad.sum() + shared)):
                 failed = ~state.finite_runs(parts.total, grad)
                 for run in failed.nonzero().flatten().tolist():
-                    self.blame(run, state.steps, outputs, parts, grad)
+                    self.blame(run, state.steps, batch, outputs, parts, grad)
                 state.freeze(failed)
                 grad = state.active_gradient(grad)
             everyone = not (state.resting or self.replaying)  # as a captured step does
@@ -412,13 +412,20 @@ class Engine:
         if state.average is not None:
             state.average.update(state.flat, state.active, sampled)
 
-    def blame(self, run: int, step: int, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
-        """Record what was not finite in a run's step, and in which members."""
+    def blame(self, run: int, step: int, batch: Batch, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
+        """Record what was not finite in a run's step, in which members, and whether its batch had NaN already."""
         state = self.state
         part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run)
         if state.sampled is not None:
             members = [int(state.sampled[run, member]) for member in members]
-        state.failures[state.run_ids[run]] = Failure(step, part, members)
+        inputs = [
+            tensor[run] if item.per_run else tensor
+            for item in step_inputs(self.feed, batch)
+            for tensor in calls.tensors(item.x)
+        ]
+        # An objective of a user may pass over NaN in targets, which mark what is missing; known losses do not.
+        targets = None if self.targets.loss is None else batch.targets if state.runs == 1 else batch.targets[run]
+        state.failures[state.run_ids[run]] = Failure(step, part, members, source(inputs, targets))
 
     def _end_epoch(self, factor: float) -> None:
         state = self.state

@@ -194,8 +194,9 @@ def fit(
             all members at every step.
         sequential: Whether to train members one after another, each for ``epochs`` epochs, with earlier members frozen.
             This is how A2D was first trained (`objectives.a2d` with ``classes="earlier"``). The first member is trained
-            with cross-entropy. Every later member is trained with the objective of itself and the earlier members. The
-            history holds the epochs of all members in this order.
+            on the loss of the objective, which must be known (see `objectives.Declaration`). Every later member is
+            trained with the objective of itself and the earlier members. The history holds the epochs of all members
+            in this order.
         weights: The weight of every example ``[N]``, or of every position of dense targets in their shape, in means
             over the batch, 0 or more. Means are divided by the sum of the weights of a batch, as torch does it with the
             weights of classes, and the history's means over an epoch by the sum of all. Sources of batches give weights

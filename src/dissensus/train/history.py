@@ -253,10 +253,13 @@ class Failure:
     step: int
     part: str
     members: list[int]
+    source: str = ""
+    """What of the batch was not finite before the step, ``"targets"`` or ``"inputs"``; empty where both were."""
 
     def __str__(self) -> str:
         who = "members " + ", ".join(map(str, self.members)) if self.members else "no single member"
-        return f"NaN or infinity at step {self.step}, in {self.part} ({who})"
+        why = f", because the {self.source} of that batch are not finite" if self.source else ""
+        return f"NaN or infinity at step {self.step}, in {self.part} ({who}){why}"
 
 
 class TrainingDiverged(RuntimeError):
@@ -275,9 +278,9 @@ class TrainingDiverged(RuntimeError):
             what, held = "the training of the independent twin", "the result of its own training, which went well"
         else:
             what = "training"
-        super().__init__(
-            f"{what} met {failure}. The ensemble holds {held}. "
-            "A smaller `lr`, `clip_norm=1.0` or scaled inputs usually help."
-        )
+        fix = "A smaller `lr`, `clip_norm=1.0` or scaled inputs and targets usually help."
+        if failure.source:
+            fix = f"Drop or fill such {failure.source}."
+        super().__init__(f"{what} met {failure}. The ensemble holds {held}. {fix}")
         self.failure, self.history, self.twin = failure, history, twin
         self.step, self.part, self.members = failure.step, failure.part, failure.members

@@ -1,6 +1,7 @@
 """Calls of a user's callbacks: what they are given, and what their answers do."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
@@ -51,8 +52,10 @@ class Callbacks:
             fix = "One callback? Put it into a list."
             checks.refuse("callbacks", "be a list of callbacks", repr(callbacks), fix, TypeError)
         listeners = list(callbacks)
-        for listener in listeners:
+        for place, listener in enumerate(listeners):
             _check(listener)
+            if any(listener is other for other in listeners[:place]):
+                checks.refuse("callbacks", "hold every object once", f"{name_of(listener)} twice")
         return cls(listeners) if listeners else None
 
     def at(self, **place: Any) -> "Callbacks":
@@ -127,6 +130,25 @@ def _check(listener: object) -> None:
         _refuse(f"the class {listener.__name__}", f"Create one: {listener.__name__}(...).")
     if not callable(listener) and not any(callable(getattr(listener, method, None)) for method in _METHODS):
         _refuse(repr(listener), "")
+    for name in ("on_start", *_METHODS):
+        method = _method(listener, name)
+        if method is not None and (signature := _unfit(method)) is not None:
+            # Told now, not at the end of the first epoch.
+            got = f"{name_of(method)}{signature}"
+            _refuse(got, f"Use def {name}(self, entry) in a class, or def {name_of(method)}(entry).")
+
+
+def _unfit(method: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of what cannot be called with one argument; None for what can, or cannot be inspected."""
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind({})
+    except TypeError:
+        return signature
+    return None
 
 
 def _refuse(got: str, fix: str) -> NoReturn:

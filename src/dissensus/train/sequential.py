@@ -8,12 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.axes import Objective
 from dissensus.data.batches import refuse_iterator
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
+from dissensus.objectives.declaration import declaration, unwrapped
 from dissensus.train.history import History, OnProgress, share_of
 from dissensus.train.notification import Callbacks
 from dissensus.train.recipe import ExistingMembers, Recipe
+from dissensus.train.trained_loss import trained_loss
 
 
 def one_by_one(
@@ -34,6 +37,7 @@ def one_by_one(
         fix = "Freeze what is shared."
         checks.refuse("sequential", "be left out where members share parameters that are trained", "True", fix)
     refuse_iterator(recipe.data, "every member")
+    first = _first_objective(recipe.objective)
     stages: list[History] = []
     for member in range(ensemble.members):
         subset = ensemble.subset(range(member + 1))
@@ -41,20 +45,37 @@ def one_by_one(
         share = None if progress is None else share_of(progress, member, 1, ensemble.members)
         try:
             own = None if callbacks is None else callbacks.at(member=member)
-            stages.append(train(_stage(recipe, subset), share, callbacks=own))
+            stages.append(train(_stage(recipe, subset, first), share, callbacks=own))
         finally:
             ensemble.body.copy_member(member, subset.body)
             ensemble.twin = subset.twin  # None once a stage has begun to train
     return _joined(stages)
 
 
-def _stage(recipe: Recipe, subset: Ensemble) -> Recipe:
+def _first_objective(objective: Objective) -> Objective | None:
+    """The objective of the first member, which has nobody to interact with: its own loss. None: the objective itself.
+
+    >>> from dissensus.objectives import augmented
+    >>> _first_objective(functools.partial(augmented, loss="brier", pool="score", beta=0.5)).keywords
+    {'loss': 'brier'}
+    """
+    if declaration(objective).separable:
+        return None
+    known = trained_loss(objective)
+    if known is None:
+        name = getattr(unwrapped(objective)[0], "__name__", "the objective")
+        fix = "Declare its loss: dissensus.objectives.Declaration(loss=...), or a parameter `loss` with a name."
+        checks.refuse("sequential", "come with an objective whose loss is known, for the first member", name, fix)
+    return functools.partial(independent, loss=known.loss)
+
+
+def _stage(recipe: Recipe, subset: Ensemble, first: Objective | None) -> Recipe:
     """The recipe of the last member of a subset, in which the other members are frozen."""
     count, run, checkpoint = subset.members, recipe.runs[0], recipe.checkpoint
     optimizer = {name: _first(value, count) for name, value in run.optimizer.items()}
     if checkpoint is not None:
         checkpoint = replace(checkpoint, folder=checkpoint.folder / f"member-{count - 1}")
-    alone: dict[str, Any] = {"objective": functools.partial(independent, loss="cross_entropy"), "unlabelled": None}
+    alone: dict[str, Any] = {} if first is None else {"objective": first, "unlabelled": None}
     return replace(
         recipe,
         initial=ExistingMembers(subset),
