@@ -24,6 +24,7 @@ Usage: python benchmarks/tabular.py [--repeats 5] [--tables NAME ...] [--estimat
 import argparse
 import functools
 import importlib
+import importlib.metadata
 import json
 import math
 import time
@@ -200,6 +201,8 @@ def main() -> None:
         stored = json.loads(options.json.read_text())
         assert stored["made"]["splits"] == options.repeats, "results of as many splits"
     made = {**how_made(), "scikit-learn": sklearn.__version__, "splits": options.repeats}
+    if of_pytabkit("Classifier", 0):
+        made["pytabkit"] = importlib.metadata.version("pytabkit")
     EnsembleClassifier(epochs=1).fit(np.eye(4), [0, 1, 0, 1])  # what is loaded at the first training is not counted
     rows = []
     for name in options.tables:

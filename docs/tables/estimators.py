@@ -17,7 +17,8 @@ def _of_task(task: str, figures: Mapping[str, tuple[int, str, Any]]) -> str:
     shown = [row for row in result["rows"] if row["task"] == task]
     rows = [cells for row in shown for cells in _rows(row, figures)]
     header = ("table", "estimator", *figures, "seconds")
-    return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
+    later = f"\n\nRealMLP and TabM: {benchmark_note({'made': result['made_later']})}" if "made_later" in result else ""
+    return f"{table(header, rows)}\n\n{benchmark_note(result)}{later}\n"
 
 
 def _rows(row: Mapping[str, Any], figures: Mapping[str, tuple[int, str, Any]]) -> list[Sequence[str]]:
