@@ -62,7 +62,9 @@ class TrainingRows:
         if rows > MOST_ROWS:
             places = torch.arange(MOST_ROWS, device=calls.first_tensor(inputs).device) * rows // MOST_ROWS
             inputs = calls.rows(inputs, places)
-        return cls(_sorted(_products(inputs).astype(np.float32)), rows, True)
+        with np.errstate(over="ignore"):  # infinity is as good as any other number to recognise a row by
+            products = _products(inputs).astype(np.float32)
+        return cls(_sorted(products), rows, True)
 
     @property
     def share(self) -> float:
