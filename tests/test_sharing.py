@@ -708,3 +708,22 @@ def test_a_trunk_in_bfloat16_with_adapters_in_float32(backend):
         assert bool((actual[0].up != 0).any())
     result = ds.sweep(build, (x, y), independent, members=2, grid={"lr": [1e-4, 1e-3]}, epochs=1, shared="frozen")
     assert {p.dtype for p in result.run(1).parameters()} == {torch.bfloat16, torch.float32}
+
+
+class Rooted(nn.Module):
+    """The derivative of the shared parameter is infinite at 0, and that of the head is finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.head(x + self.shift.abs().sqrt())
+
+
+def test_a_gradient_of_shared_parameters_that_is_not_finite_is_named():
+    ens = ds.Ensemble(Rooted, M, shared="shift")
+    with pytest.raises(ds.TrainingDiverged, match="at step 0, in the gradient of what members share"):
+        ds.fit(ens, data(), independent, epochs=1)
+    assert not ens.body.network.shift.any(), "the weights from before"
