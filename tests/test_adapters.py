@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 import dissensus as ds
 from dissensus import adapters
@@ -179,3 +180,67 @@ def test_foreign_code_may_ask_layers_for_what_they_are(make):
     torch.testing.assert_close(layer.bias, merged.bias)
     with pytest.raises(AttributeError, match="nonsense"):
         layer.nonsense  # noqa: B018
+
+
+def weight_normed():
+    torch.manual_seed(3)
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))
+
+
+def test_adapters_on_parametrized_layers_are_copied_and_merged():
+    adapted = adapters.lora(weight_normed(), rank=2)
+    nn.init.normal_(adapted[0].up)
+    x = torch.randn(5, 4)
+    expected = adapted(x)
+    copied = copy.deepcopy(adapted)
+    assert isinstance(copied[0], adapters.LoraLinear), "not the layer inside alone"
+    merged = adapters.merge(adapted)
+    assert type(merged[0]) is nn.Linear
+    torch.testing.assert_close(merged(x), expected)
+    torch.testing.assert_close(adapted(x), expected, rtol=0, atol=0, msg="the adapted network keeps its norm")
+
+
+@pytest.mark.parametrize("make", [adapters.batch_ensemble, adapters.tabm])
+def test_members_do_not_share_parametrized_weights(make):
+    with pytest.raises(ValueError, match="plain weights, which members share; got parametrized ones in '0'"):
+        make(weight_normed())
+
+
+@pytest.mark.parametrize("make", [adapters.lora, adapters.batch_ensemble, adapters.tabm])
+def test_adapters_on_adapters_are_refused(make):
+    with pytest.raises(ValueError, match=r"no adapters yet.*adapters\.merge"):
+        make(adapters.lora(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)), rank=2))
+
+
+def test_trained_may_be_one_pattern():
+    network = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    assert adapters.lora(network, 2, trained="1.*")[1].weight.requires_grad
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv2d(4, 3, 1)], ids=["linear", "convolution"])
+def test_adapters_of_weights_with_16_bits_are_float32(layer, half):
+    adapted = adapters.lora(copy.deepcopy(layer).to(half), rank=2)
+    nn.init.normal_(adapted.up)
+    assert adapted.down.dtype == adapted.up.dtype == torch.float32
+    assert adapted.base.weight.dtype == adapted.weight.dtype == adapters.merge(adapted).weight.dtype == half
+    x = torch.randn(5, 4, 1, 1).flatten(1 if isinstance(layer, nn.Linear) else 3).to(half)
+    y = adapted(x)
+    assert y.dtype == half
+    exact = copy.deepcopy(adapted).float()
+    torch.testing.assert_close(y.float(), exact(x.float()), rtol=2e-2, atol=2e-2)
+
+
+def test_peft_keeps_adapters_of_16_bits_in_float32_too():
+    peft = pytest.importorskip("peft")
+    network = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).bfloat16()
+    theirs = peft.get_peft_model(copy.deepcopy(network), peft.LoraConfig(r=2, lora_alpha=2, target_modules=["0"]))
+    ours = adapters.lora(network, 2, targets="0")
+    layer = theirs.base_model.model[0]
+    with torch.no_grad():
+        nn.init.normal_(layer.lora_B["default"].weight)
+        ours[0].down.copy_(layer.lora_A["default"].weight)
+        ours[0].up.copy_(layer.lora_B["default"].weight)
+    assert ours[0].down.dtype == layer.lora_A["default"].weight.dtype
+    x = torch.randn(5, 4).bfloat16()
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-2, atol=1e-2)

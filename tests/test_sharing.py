@@ -9,6 +9,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import adapters
+from dissensus.train.conversion import convert
 
 independent = partial(ds.objectives.independent, loss="cross_entropy")
 M = 3
@@ -525,3 +526,204 @@ def test_tabm_is_that_of_its_package():
     ds.fit(ens, (x, y), independent, epochs=1, batch_size=24, lr=0.1, optimizer="sgd")
     moved = before - ens.body.shared_tensors()["0.base.weight"]
     torch.testing.assert_close(moved.detach(), 0.1 * theirs.backbone.blocks[0][0].weight.grad)
+
+
+def with_dropout():
+    torch.manual_seed(5)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 6)).double()
+    return nn.Sequential(network, nn.Linear(6, 3).double())
+
+
+@pytest.mark.parametrize(
+    "shared", ["0.*", ["0.*"], lambda name: name.startswith("0.")], ids=["pattern", "list", "rule"]
+)
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_dropout_in_shared_layers_drops_units_of_its_own_in_every_member(shared, backend):
+    ens = ds.Ensemble(lambda: with_dropout().requires_grad_(False), M, backend=backend, shared=shared)
+    assert ens.shared == ["0.0.weight", "0.0.bias", "0.3.weight", "0.3.bias"], "and no keys of dropout"
+    ens.train()
+    x, _ = data()
+    expected = torch.stack([ens.member(i)(x) for i in range(M)])
+    outputs = ens(x)
+    torch.testing.assert_close(outputs, expected)
+    assert not torch.allclose(outputs[0], outputs[1])
+
+
+class DropsInCode(nn.Module):
+    """A frozen parameter and a buffer beside functional dropout, as in a vision transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.full((4,), 0.5, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("mean", torch.full((4,), 0.1, dtype=torch.float64))
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout((x - self.mean) * self.token, 0.4, self.training))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_modules_with_layers_inside_and_shared_buffers_follow_the_mode(backend):
+    options = {"epochs": 2, "batch_size": 8, "lr": 0.05}
+    plain = ds.Ensemble(DropsInCode, M)
+    sharing = ds.Ensemble(DropsInCode, M, backend=backend, shared="frozen")
+    assert sharing.shared == ["token", "mean"]
+    assert sharing.train().body.network.training
+    for ens in (plain, sharing):
+        ds.fit(ens, data(), independent, **options)
+    for i in range(M):
+        torch.testing.assert_close(sharing.member(i).state_dict(), plain.member(i).state_dict())
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False).double(), nn.Linear(4, 4, bias=False).double()
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@pytest.mark.parametrize("shared", ["first.*", "second.*", lambda name: name.startswith("second")])
+def test_a_tied_weight_is_shared_if_one_of_its_places_is_chosen(shared):
+    ens = ds.Ensemble(Tied, M, shared=shared)
+    assert ens.shared == ["first.weight"]
+    assert ens.body.network.second.weight is ens.body.network.first.weight
+    assert ens.body.network.first.weight.shape == (4, 4)
+
+
+class Remembering(nn.Module):
+    def __init__(self, assigns):
+        super().__init__()
+        self.assigns = assigns
+        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("last", torch.zeros(24, 3, dtype=torch.float64))
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        outputs = self.head(x * self.scale)
+        if self.assigns:
+            self.last = outputs.detach()
+        else:
+            self.last.copy_(outputs.detach())
+        return outputs
+
+
+@pytest.mark.parametrize("assigns", [False, True], ids=["copies", "assigns"])
+@every_backend
+def test_shared_buffers_that_a_pass_writes_to_are_refused(assigns, backend):
+    ens = ds.Ensemble(lambda: Remembering(assigns), M, backend=backend, shared="frozen")
+    before = ens.body.network.last
+    with pytest.raises(ValueError, match="`shared` must leave out buffers that a forward pass writes to; got 'last'"):
+        ens(data()[0])
+    assert ens.body.network.last is before, "not a tensor of some pass"
+    own = ds.Ensemble(lambda: Remembering(assigns), M, backend=backend, shared="scale")
+    outputs = own(data()[0])
+    torch.testing.assert_close(own.body.network.last, outputs.detach())
+
+
+def test_a_soup_keeps_the_statistics_that_members_share():
+    ens = ds.Ensemble(with_lora, M, shared="frozen").eval()
+    soup = ens.soup(data()[0] + 3)
+    torch.testing.assert_close(soup[1].running_mean, BASE[1].running_mean, rtol=0, atol=0)
+    moved = ds.Ensemble(with_lora, M).soup(data()[0] + 3)
+    assert not torch.equal(moved[1].running_mean, BASE[1].running_mean)
+
+
+@pytest.mark.parametrize("kind", ["program", "onnx"])
+def test_exported_files_hold_shared_tensors_once(kind, tmp_path):
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+    base = nn.Sequential(nn.Linear(4, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 3))
+    x = torch.randn(5, 4)
+    ens = ds.Ensemble(lambda: adapters.lora(base, rank=1, trained=["4.*"]), 6, shared="frozen").eval()
+    path = tmp_path / "model.onnx"
+    if kind == "program":
+        program = ds.export.program(ens, x, task="classification")
+        torch.testing.assert_close(program.module()(x)["probs"], ens(x).softmax(-1).mean(0))
+        torch.export.save(program, path.with_suffix(".pt2"))
+    else:
+        ds.export.onnx(ens, path, x, task="classification")
+    size = sum(p.numel() * p.element_size() for p in ens.parameters())
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3 * size, "six copies would be five times as large"
+
+
+@pytest.mark.parametrize("name", ["shared_lr", "shared_clip_norm", "shared_gradient"])
+@pytest.mark.parametrize("shared", [None, "frozen"])
+def test_settings_of_shared_parameters_want_some_that_are_trained(name, shared):
+    options = {name: "sum" if name == "shared_gradient" else 0.1, "epochs": 1}
+    message = f"`{name}` must be left out where members share no parameters that are trained"
+    with pytest.raises(ValueError, match=message):
+        ds.fit(ds.Ensemble(with_lora, M, shared=shared), data(), independent, **options)
+    with pytest.raises(ValueError, match=message):
+        ds.sweep(with_lora, data(), independent, members=2, grid={"seed": [0]}, shared=shared, **options)
+
+
+@pytest.mark.parametrize(("shared", "error"), [(3, TypeError), ([3], TypeError), ([], ValueError)])
+def test_other_choices_are_refused(shared, error):
+    with pytest.raises(error, match="`shared` must (be 'frozen', patterns|choose parameters; got an empty list)"):
+        ds.Ensemble(with_lora, M, shared=shared)
+
+
+def test_files_of_other_networks_say_what_is_missing(tmp_path):
+    ds.Ensemble(with_lora, M, shared="frozen").save(tmp_path / "e")
+    with pytest.raises(ds.StorageError, match=r"does not fit the network"):
+        ds.Ensemble.load(tmp_path / "e", lambda: nn.Linear(4, 3).double())
+
+
+@pytest.mark.parametrize("build", [with_lora, lambda: adapters.tabm(BASE)], ids=["frozen", "trained"])
+def test_checkpoints_of_members_that_share_are_not_converted(build, tmp_path):
+    shared = "frozen" if build is with_lora else adapters.SHARED
+    ens = ds.Ensemble(build, M, shared=shared)
+    ds.fit(ens, data(), independent, epochs=1, checkpoint=tmp_path / "c")
+    with pytest.raises(ds.StorageError, match="members that share some cannot be converted"):
+        convert(tmp_path / "c", tmp_path / "n", build)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_trunk_in_bfloat16_with_adapters_in_float32(backend):
+    trunk = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16()
+    x, y = data()
+    x = x.bfloat16()
+
+    def build():
+        return adapters.lora(trunk, rank=2)
+
+    ens = ds.Ensemble(build, M, backend=backend, shared="frozen")
+    nets = [ens.member(i) for i in range(M)]
+    ds.fit(ens, (x, y), independent, epochs=3, batch_size=24, lr=1e-4, shuffle=False)
+    for i, network in enumerate(nets):
+        optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], 1e-4, weight_decay=0.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x).float(), y).backward()
+            optimizer.step()
+        actual = ens.member(i)
+        assert actual[0].base.weight.dtype == torch.bfloat16
+        assert actual[0].up.dtype == torch.float32
+        assert torch.equal(actual[0].base.weight, trunk[0].weight)
+        torch.testing.assert_close(actual[0].up, network[0].up, rtol=0, atol=2e-5)
+        assert bool((actual[0].up != 0).any())
+    result = ds.sweep(build, (x, y), independent, members=2, grid={"lr": [1e-4, 1e-3]}, epochs=1, shared="frozen")
+    assert {p.dtype for p in result.run(1).parameters()} == {torch.bfloat16, torch.float32}
+
+
+class Rooted(nn.Module):
+    """The derivative of the shared parameter is infinite at 0, and that of the head is finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.head(x + self.shift.abs().sqrt())
+
+
+def test_a_gradient_of_shared_parameters_that_is_not_finite_is_named():
+    ens = ds.Ensemble(Rooted, M, shared="shift")
+    with pytest.raises(ds.TrainingDiverged, match="at step 0, in the gradient of what members share"):
+        ds.fit(ens, data(), independent, epochs=1)
+    assert not ens.body.network.shift.any(), "the weights from before"

@@ -29,7 +29,7 @@ from dissensus.execution import (
 )
 from dissensus.execution.backends import checked
 from dissensus.execution.inference import Inputs
-from dissensus.execution.sharing import FROZEN, Shared, equal_frozen
+from dissensus.execution.sharing import FROZEN, Shared, equal_frozen, stored_choice
 from dissensus.execution.stored_architectures import Beside, checked_architecture, stored_architecture, trusted_builds
 from dissensus.randomness import Use, derived_seed, drawn_seed, seeded
 from dissensus.training_rows import TrainingRows
@@ -152,7 +152,8 @@ class Ensemble(nn.Module):
         if shared is None:
             body = _body_of(modules)
         else:
-            chosen = equal_frozen(modules) if isinstance(shared, str) and shared == FROZEN else shared
+            frozen = isinstance(shared, str) and shared == FROZEN
+            chosen = frozenset(equal_frozen(modules)).__contains__ if frozen else shared
             body = StackedMembers.of((copy.deepcopy(module) for module in modules), chosen, equal=True)
         body.output = output
         seed = _seed(seed)
@@ -361,10 +362,14 @@ class Ensemble(nn.Module):
         """One ordinary module whose weights are the members' mean.
 
         Batch-norm statistics of members do not fit averaged weights: given inputs ``data`` ``[N, ...]`` they are
-        computed anew, else they are averaged.
+        computed anew, else they are averaged. Statistics that members share do not change.
         """
         network = self.body.mean().eval()
-        norms = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        norms = [
+            layer
+            for name, layer in network.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and f"{name}.running_mean" not in self.shared
+        ]
         if data is not None and norms:
             momenta = [norm.momentum for norm in norms]
             for norm in norms:
@@ -659,5 +664,6 @@ def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool, share
     with seeded(0):
         if mixed:
             return MixedMembers([_checked(build_member()) for build_member in builds])
-        first = StackedMembers.of([_checked(builds[0]())], None if shared is None else shared.__contains__)
+        network = _checked(builds[0]())
+        first = StackedMembers.of([network], stored_choice(network, shared))
     return first.subset([0] * members)

@@ -1,12 +1,17 @@
 """Which layers of a network get adapters, and how a layer is replaced."""
 
+import copy
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from dissensus import checks
+
+LayerT = TypeVar("LayerT", nn.Linear, nn.Conv2d)
 
 
 class Adapted(nn.Module):
@@ -20,9 +25,26 @@ class Adapted(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "base" not in self._modules:
+            # A special method of the layer inside, such as a parametrized layer's __deepcopy__, would copy that alone.
+            if "base" not in self._modules or name.startswith("__"):
                 raise
             return getattr(self._modules["base"], name)
+
+
+def with_weight(layer: LayerT, weight: Tensor) -> LayerT:
+    """A copy of a layer with another weight. Parametrizations, such as a weight norm, become plain parameters."""
+    layer = copy.deepcopy(layer)
+    if parametrize.is_parametrized(layer):
+        # torch's function for it changes the class, which is that of the layer that was copied too.
+        names = list(cast(nn.ModuleDict, layer.parametrizations))
+        plain = {name: getattr(layer, name).detach() for name in names}
+        layer.__class__ = parametrize.type_before_parametrizations(layer)
+        del layer.parametrizations
+        for name, tensor in plain.items():
+            layer.register_parameter(name, nn.Parameter(tensor.clone()))
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+    return layer
 
 
 Targets = str | Sequence[str] | None
@@ -46,6 +68,8 @@ def adaptable(network: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
 
 def chosen(network: nn.Module, targets: Targets) -> dict[str, nn.Linear | nn.Conv2d]:
     """The layers that ``targets`` names, or all of them. A target that matches nothing is refused."""
+    if any(isinstance(module, Adapted) for module in network.modules()):
+        checks.refuse("network", "have no adapters yet", "one that has", "Use adapters.merge(network) first.")
     layers = adaptable(network)
     if not layers:
         fix = "nn.MultiheadAttention reads its weights itself; use attention made of nn.Linear layers."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, replaced
+from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_weight
 
 
 class LoraLinear(Adapted):
@@ -21,25 +21,25 @@ class LoraLinear(Adapted):
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
         self.base, self.scale = base, scale
-        self.down = nn.Parameter(base.weight.new_empty(rank, base.in_features))
-        self.up = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
+        like = _trainable_like(base.weight)
+        self.down = nn.Parameter(like.new_empty(rank, base.in_features))
+        self.up = nn.Parameter(like.new_zeros(base.out_features, rank))
         nn.init.kaiming_uniform_(self.down, math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the layer, and of its addition."""
-        return self.base(x) + F.linear(F.linear(x, self.down), self.up) * self.scale
+        y, x = self.base(x), x.to(self.down.dtype)
+        return y + (F.linear(F.linear(x, self.down), self.up) * self.scale).to(y.dtype)
 
     @property
     def weight(self) -> Tensor:
         """W + scale · B A."""
-        return self.base.weight + self.scale * (self.up @ self.down)
+        weight = self.base.weight
+        return (weight + self.scale * (self.up @ self.down)).to(weight.dtype)
 
     def merged(self) -> nn.Linear:
         """An ordinary layer with the same outputs."""
-        layer = copy.deepcopy(self.base)
-        with torch.no_grad():
-            layer.weight.copy_(self.weight)
-        return layer
+        return with_weight(self.base, self.weight)
 
 
 class LoraConv2d(Adapted):
@@ -50,25 +50,30 @@ class LoraConv2d(Adapted):
     def __init__(self, base: nn.Conv2d, rank: int, scale: float) -> None:
         super().__init__()
         self.base, self.scale = base, scale
-        self.down = nn.Parameter(base.weight.new_empty(rank, *base.weight.shape[1:]))
-        self.up = nn.Parameter(base.weight.new_zeros(base.out_channels, rank, 1, 1))
+        like = _trainable_like(base.weight)
+        self.down = nn.Parameter(like.new_empty(rank, *base.weight.shape[1:]))
+        self.up = nn.Parameter(like.new_zeros(base.out_channels, rank, 1, 1))
         nn.init.kaiming_uniform_(self.down, math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the layer, and of its addition."""
-        return self.base(x) + F.conv2d(self.base._conv_forward(x, self.down, None), self.up) * self.scale
+        y, x = self.base(x), x.to(self.down.dtype)
+        return y + (F.conv2d(self.base._conv_forward(x, self.down, None), self.up) * self.scale).to(y.dtype)
 
     @property
     def weight(self) -> Tensor:
         """The weight of a convolution with the same outputs."""
-        return self.base.weight + self.scale * torch.einsum("or,r...->o...", self.up.flatten(1), self.down)
+        weight = self.base.weight
+        return (weight + self.scale * torch.einsum("or,r...->o...", self.up.flatten(1), self.down)).to(weight.dtype)
 
     def merged(self) -> nn.Conv2d:
         """An ordinary layer with the same outputs."""
-        layer = copy.deepcopy(self.base)
-        with torch.no_grad():
-            layer.weight.copy_(self.weight)
-        return layer
+        return with_weight(self.base, self.weight)
+
+
+def _trainable_like(weight: Tensor) -> Tensor:
+    """An empty tensor in the precision of adapters: that of the weight, or float32 where it has 16 bits."""
+    return weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32))
 
 
 def lora(
@@ -77,7 +82,7 @@ def lora(
     targets: Targets = None,
     *,
     alpha: float | None = None,
-    trained: Sequence[str] = (),
+    trained: str | Sequence[str] = (),
 ) -> nn.Module:
     """A copy of a network whose weights are frozen, with low-rank adapters on some layers.
 
@@ -93,6 +98,9 @@ def lora(
         alpha: α. The default is r, so that ΔW = B A.
         trained: Patterns of names of parameters that are trained as they are, per member, such as ``"head.*"``.
 
+    Adapters of bfloat16 or float16 weights are float32, as in peft: small updates would be rounded away. Their addition
+    is cast to the dtype of the layer's outputs.
+
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> adapted = lora(network, rank=2, trained=["2.*"], targets="0")
     >>> [name for name, p in adapted.named_parameters() if p.requires_grad]
@@ -100,7 +108,7 @@ def lora(
     """
     rank = checks.count("rank", rank)
     alpha = float(rank) if alpha is None else checks.number("alpha", alpha, 0, open_low=True)
-    network = copy.deepcopy(network)
+    network, trained = copy.deepcopy(network), [trained] if isinstance(trained, str) else list(trained)
     names = [name for name, _ in network.named_parameters()]
     for pattern in trained:
         if not any(fnmatchcase(name, pattern) for name in names):

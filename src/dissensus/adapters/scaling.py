@@ -5,9 +5,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, replaced
+from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_weight
 
 SHARED = "*base.weight"
 """Pattern of the weights that members of `batch_ensemble` and `tabm` share, for ``Ensemble(..., shared=SHARED)``."""
@@ -40,10 +41,8 @@ class ScaledLinear(Adapted):
 
     def merged(self) -> nn.Linear:
         """An ordinary layer with the same outputs."""
-        layer = copy.deepcopy(self.base)
+        layer = with_weight(self.base, self.weight)
         layer.bias = copy.deepcopy(self.bias)
-        with torch.no_grad():
-            layer.weight.copy_(self.weight)
         return layer
 
 
@@ -74,10 +73,8 @@ class ScaledConv2d(Adapted):
 
     def merged(self) -> nn.Conv2d:
         """An ordinary layer with the same outputs."""
-        layer = copy.deepcopy(self.base)
+        layer = with_weight(self.base, self.weight)
         layer.bias = copy.deepcopy(self.bias)
-        with torch.no_grad():
-            layer.weight.copy_(self.weight)
         return layer
 
 
@@ -100,7 +97,7 @@ def batch_ensemble(
     """
     checks.one_of("start", start, ("signs", "normal"))
     network = copy.deepcopy(network)
-    adapted = {name: _scaled(layer) for name, layer in chosen(network, targets).items()}
+    adapted = {name: _scaled(name, layer) for name, layer in chosen(network, targets).items()}
     for layer in adapted.values():
         _draw(layer.scale_in, start)
         _draw(layer.scale_out, start)
@@ -136,7 +133,7 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
     if head not in layers:
         checks.refuse("head", "name a linear layer", repr(head), checks.nearest(head, list(layers), ""))
     layers.pop(head).reset_parameters()
-    adapted = {name: _scaled(layer) for name, layer in layers.items()}
+    adapted = {name: _scaled(name, layer) for name, layer in layers.items()}
     first = next(iter(adapted.values())).scale_in
     if start == "normal":
         nn.init.normal_(first)
@@ -145,7 +142,10 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
     return replaced(network, dict(adapted))
 
 
-def _scaled(layer: nn.Linear | nn.Conv2d) -> ScaledLinear | ScaledConv2d:
+def _scaled(name: str, layer: nn.Linear | nn.Conv2d) -> ScaledLinear | ScaledConv2d:
+    if parametrize.is_parametrized(layer):
+        fix = "Leave the layer out of `targets`, or use torch.nn.utils.parametrize.remove_parametrizations."
+        checks.refuse("network", "have plain weights, which members share", f"parametrized ones in {name!r}", fix)
     return ScaledLinear(layer) if isinstance(layer, nn.Linear) else ScaledConv2d(layer)
 
 

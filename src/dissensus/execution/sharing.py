@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dissensus import checks
+from dissensus.dropout import key_tensors
 
 Shared = str | Sequence[str] | Callable[[str], bool] | None
 """``"frozen"``, a pattern of names or several, a function of a name, or None."""
@@ -18,31 +19,49 @@ def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> fr
     """The names among ``names``, those of a network's parameters and buffers, that members share.
 
     With ``"frozen"`` these are the parameters that want no gradient, and the buffers of layers all of whose parameters
-    are frozen, such as the statistics of a frozen batch norm.
+    are frozen, such as the statistics of a frozen batch norm. A tensor that hangs in several places is shared if one of
+    them is chosen. Keys and counters of dropout belong to members, whatever matches their names.
     """
     if shared is None:
         return frozenset()
-    known = list(names)
+    keys = {id(tensor) for tensor in key_tensors(network.modules())}
+    of_members = {name for name, buffer in network.named_buffers() if id(buffer) in keys}
+    known = [name for name in names if name not in of_members]
+    places = {place: name for place, name in _places(network).items() if name not in of_members}
     if isinstance(shared, str) and shared == FROZEN:
         return _frozen(network, known)
+    got = "a function that chooses none"
     if callable(shared):
-        chosen = [name for name in known if shared(name)]
+        chosen = {name for place, name in places.items() if shared(place)}
+    elif not isinstance(shared, Iterable):
+        checks.refuse("shared", _CHOICES, type(shared).__name__, error=TypeError)
     else:
-        if not isinstance(shared, str | Sequence):
-            got = type(shared).__name__
-            checks.refuse("shared", "be 'frozen', patterns of names, or a function of a name", got, error=TypeError)
-        patterns = [shared] if isinstance(shared, str) else list(shared)
+        patterns, got = [shared] if isinstance(shared, str) else list(shared), "an empty list"
         for pattern in patterns:
             if not isinstance(pattern, str):
-                got = type(pattern).__name__
-                checks.refuse("shared", "be 'frozen', patterns of names, or a function of a name", got, error=TypeError)
-            if not any(fnmatchcase(name, pattern) for name in known):
-                fix = checks.nearest(pattern, known, "Names are those of named_parameters() of a member.")
+                checks.refuse("shared", _CHOICES, type(pattern).__name__, error=TypeError)
+            if not any(fnmatchcase(place, pattern) for place in places):
+                fix = checks.nearest(pattern, list(places), "Names are those of named_parameters() of a member.")
                 checks.refuse("shared", "match names of parameters", repr(pattern), fix)
-        chosen = [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        chosen = {name for place, name in places.items() if any(fnmatchcase(place, pattern) for pattern in patterns)}
     if not chosen:
-        checks.refuse("shared", "choose parameters", "a function that chooses none")
+        checks.refuse("shared", "choose parameters", got)
     return _with_members(network, frozenset(chosen), known)
+
+
+_CHOICES = "be 'frozen', patterns of names, or a function of a name"
+
+
+def _places(network: nn.Module) -> dict[str, str]:
+    """All places of parameters and buffers; a tensor that hangs in several has the name of its first one."""
+    first: dict[int, str] = {}
+    tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    return {place: first.setdefault(id(tensor), place) for place, tensor in tensors}
+
+
+def stored_choice(network: nn.Module, names: Sequence[str] | None) -> Shared:
+    """Stored names of shared tensors as a choice for `shared_names`; None where the network has none of them."""
+    return None if names is None or _places(network).keys().isdisjoint(names) else frozenset(names).__contains__
 
 
 def _frozen(network: nn.Module, known: Sequence[str]) -> frozenset[str]:
@@ -50,8 +69,9 @@ def _frozen(network: nn.Module, known: Sequence[str]) -> frozenset[str]:
     if not frozen:
         fix = "Set requires_grad=False for what members share, or use adapters.lora."
         checks.refuse("shared", "be 'frozen' for networks with frozen parameters", "a network without any", fix)
+    places = _places(network)
     for path, module in network.named_modules():
-        own = [f"{path}.{key}".lstrip(".") for key, p in module._parameters.items() if p is not None]
+        own = [places[f"{path}.{key}".lstrip(".")] for key, p in module._parameters.items() if p is not None]
         if own and frozen.issuperset(own):
             frozen |= {f"{path}.{key}".lstrip(".") for key, b in module._buffers.items() if b is not None}
     return _with_members(network, frozenset(name for name in known if name in frozen), known)

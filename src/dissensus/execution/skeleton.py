@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
+from dissensus import checks
 from dissensus.calls import NetworkInputs, OutputChoice, chosen_output, mapped, outputs_of, tensors
 from dissensus.dropout import FUNCTIONAL_KEY
 from dissensus.execution.functional_dropout import KeyedFunctions
@@ -63,6 +64,8 @@ class Skeleton:
         self.appearing: set[str] = set()
         """Buffers that a pass has made, and that members do not have yet."""
         self._collecting = _Collecting()
+        self._common: list[tuple[str, dict[str, Any], str]] = []
+        """Buffers that members share, and where they hang. A pass must not write to them."""
         first_name: dict[int, str] = {}
         for path, module in network.named_modules():
             for store in (module._parameters, module._buffers):
@@ -71,6 +74,8 @@ class Skeleton:
                     if tensor is not None:
                         name = first_name.setdefault(id(tensor), name)
                         self._places.setdefault(name, []).append((store, key))
+                        if store is module._buffers and name in shared:
+                            self._common.append((name, store, key))
                     elif store is module._buffers:
                         self._empty[name] = (store, key)
 
@@ -110,7 +115,7 @@ class Skeleton:
                 a pass that makes buffers is refused.
         """
         lent = {name: tensor for group in tensors for name, tensor in group.items()}
-        with self._alone():
+        with self._alone(), self._common_unchanged():
             before = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
             self.hang(lent)
             for name, tensor in (late or {}).items():
@@ -131,6 +136,24 @@ class Skeleton:
                 self.hang(before)
                 for layer in self._recurrent:  # whose list of weights would keep those of this pass
                     layer._init_flat_weights()
+
+    @contextmanager
+    def _common_unchanged(self) -> Iterator[None]:
+        """A block in which buffers that members share must not change: every member would write for all of them."""
+        if torch.compiler.is_compiling():
+            yield
+            return
+        before = [(name, store, key, store[key], _version(store[key])) for name, store, key in self._common]
+        try:
+            yield
+        finally:
+            changed = None
+            for name, store, key, tensor, version in before:
+                if store[key] is not tensor or _version(tensor) != version:
+                    changed, store[key] = name, tensor
+        if changed is not None:
+            fix = f"Leave it out: shared=lambda name: ... and name != {changed!r}."
+            checks.refuse("shared", "leave out buffers that a forward pass writes to", repr(changed), fix)
 
     def passed(self, x: NetworkInputs) -> Tensor:
         """One forward pass with the weights that hang in the network; ``x`` is never written to.
@@ -327,6 +350,11 @@ class _LeafTracer(fx.Tracer):
 
 def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn", "dissensus.dropout"))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; 0 for one of inference mode, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _innermost(tensor: Tensor) -> Tensor:

@@ -119,7 +119,10 @@ class StackedMembers(nn.Module):
             _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
             differing = [name for name in others if equal and not torch.equal(common[name], others[name])]
             if differing:
-                raise DifferentMembers(f"tensor {differing[0]!r}, which members share, differs in member {index}")
+                fix = "make it once, outside of `build`, or leave it out of `shared`"
+                raise DifferentMembers(
+                    f"tensor {differing[0]!r}, which members share, differs in member {index} ({fix})"
+                )
             _check_same(index, stacks, tensors)
             differing = sorted(set(signature(network)) ^ set(settings))
             if differing:
@@ -149,12 +152,16 @@ class StackedMembers(nn.Module):
         return self.skeleton.shared_tensors()
 
     def train(self, mode: bool = True) -> "StackedMembers":
-        """Set the mode. Layers whose buffers are shared stay in evaluation mode: nobody may move them for all."""
+        """Set the mode. Layers whose buffers are shared stay in evaluation mode: nobody may move them for all.
+
+        Modules that hold other layers follow the mode, as dropout in their code does.
+        """
         super().train(mode)
         for name in self.skeleton.shared:
             path, _, key = name.rpartition(".")
             layer = self.network.get_submodule(path)
-            if key in layer._buffers:
+            is_layer = isinstance(layer, nn.modules.batchnorm._NormBase) or not list(layer.children())
+            if key in layer._buffers and is_layer:
                 layer.training = False
         return self
 

@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 from dissensus import calls, checks
 from dissensus.calls import Call, NetworkInputs, OutputChoice, call, chosen_output
 from dissensus.ensemble import Ensemble
-from dissensus.execution import StackedMembers
+from dissensus.execution import Body, StackedMembers
 from dissensus.execution.compiled import original, uncompiled
-from dissensus.execution.skeleton import members_inside
+from dissensus.execution.skeleton import Skeleton, members_inside
 from dissensus.export.outputs import Outputs, checked
 from dissensus.masks import MonteCarlo
 from dissensus.trunk import SharedTrunk, output_at
@@ -153,8 +153,19 @@ def _of_ensemble(ensemble: Ensemble, example: NetworkInputs) -> nn.Module:
         copied.run(None, example, backend="batched")  # makes the plan, outside of the tracer; or shows that none exists
         if copied.ran == "batched" and not members_inside(body.network):
             return Stacked(copied)
-    networks = [body.member(index).eval() for index in range(len(body))]
+    networks = _separate(body)
     return Separate(networks, body.output, any(_writes(network, example) for network in networks))
+
+
+def _separate(body: Body) -> list[nn.Module]:
+    """Members as ordinary networks, in evaluation mode. What they share is in all of them the same tensor."""
+    networks: list[nn.Module] = []
+    for index in range(len(body)):
+        networks.append(body.member(index).eval())
+        if body.shared_tensors():
+            skeleton, first = Skeleton(networks[-1]), Skeleton(networks[0]).tensors()
+            skeleton.hang({name: first[name] for name in body.shared_tensors()})
+    return networks
 
 
 def _convolves(network: nn.Module) -> bool:

@@ -110,6 +110,12 @@ def _ensemble(
     with seeded(0):
         body = StackedMembers.of([build()]).subset([0] * len(flat))
     body.channels_last = "channels last" in str(fingerprint.get("numerics", fingerprint.get("precision")))
+    frozen = [name for name, tensor in body.state().items() if isinstance(tensor, nn.Parameter)]
+    if any(name.startswith("shared/") for name in tensors) or any(f"buffers/{name}" not in tensors for name in frozen):
+        raise StorageError(
+            f"{source} does not hold all parameters of each member: members that share some cannot be converted. Go on "
+            "with fit(..., resume=True), and save the ensemble."
+        )
     width = body.packed().shape[1]
     if flat.ndim != 2 or flat.shape[1] != width:
         raise StorageError(

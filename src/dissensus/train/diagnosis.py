@@ -8,8 +8,10 @@ from dissensus import checks
 from dissensus.axes import LossParts
 
 
-def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[str, list[int]]:
-    """What was not finite in a run, and in which members."""
+def culprit(
+    outputs: Tensor, parts: LossParts, grad: Tensor, run: int, shared: Tensor | None = None
+) -> tuple[str, list[int]]:
+    """What was not finite in a run, and in which members. ``shared`` is the gradient of what members share."""
     run_parts = {name: part[run] for name, part in parts.parts.items()}
     spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}
     spoilt |= {f"`{name}`": ~part.isfinite() for name, part in run_parts.items() if part.ndim == 1}
@@ -19,6 +21,8 @@ def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[
     for name, members in spoilt.items():
         if bool(members.any()):
             return name, members.nonzero().flatten().tolist()
+    if not scalars and bool(parts.total[run].isfinite()) and shared is not None and not bool(shared.isfinite().all()):
+        return "the gradient of what members share", []
     return (scalars or ["the total"])[0], []
 
 

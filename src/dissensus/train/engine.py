@@ -415,7 +415,8 @@ class Engine:
     def blame(self, run: int, step: int, batch: Batch, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
         """Record what was not finite in a run's step, in which members, and whether its batch had NaN already."""
         state = self.state
-        part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run)
+        shared = None if state.shared is None else state.shared.grad
+        part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run, shared)
         if state.sampled is not None:
             members = [int(state.sampled[run, member]) for member in members]
         inputs = [

@@ -1,7 +1,7 @@
 """The precision of training, the memory layout of images, and whether every sum has a fixed order."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,6 +83,12 @@ class Numerics:
         return ", ".join(parts)
 
 
+def several_dtypes(parameters: Iterable[nn.Parameter]) -> list[torch.dtype]:
+    """The dtypes of parameters of real numbers, where there are several; empty where there is one."""
+    dtypes = list(dict.fromkeys(p.dtype for p in parameters if p.is_floating_point()))
+    return dtypes if len(dtypes) > 1 else []
+
+
 def numerics(
     settings: PrecisionSettings,
     network: HasModules,
@@ -90,11 +96,11 @@ def numerics(
     device: torch.device,
     dtypes: Sequence[torch.dtype] = (),
 ) -> Numerics:
-    """Decide what the settings leave open; ``dtypes`` are those of trained weights, where they have several.
+    """Decide what the settings leave open; ``dtypes`` are those of weights, where they have several.
 
     ``"auto"`` is bf16 where weights are float32, the GPU has bf16 matrix units (compute capability 8 or more) and the
     network has a convolution or a linear layer at least 256 wide; otherwise it is the precision of the weights. A
-    network whose trained weights have several dtypes casts by itself, and nothing is cast for it. Images are stored
+    network whose weights have several dtypes casts by itself, and nothing is cast for it. Images are stored
     channels last on a GPU where the precision is bf16 and the network has 2-D convolutions.
     """
     precision, channels_last = settings.precision, settings.channels_last

@@ -64,7 +64,7 @@ from dissensus.train.history import OnProgress
 from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.notification import Callbacks
-from dissensus.train.numerics import PrecisionSettings, numerics
+from dissensus.train.numerics import PrecisionSettings, numerics, several_dtypes
 from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
@@ -116,7 +116,7 @@ class NewMembers:
         check_real(drawn.trainable())
         drawn.output = self.output
         body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
-        dtypes = {parameter.dtype for parameter in body.trainable().values()}
+        dtypes = {parameter.dtype for parameter in body.parameters() if parameter.is_floating_point()}
         if dtype.is_floating_point and len(dtypes) == 1 and dtypes != {dtype}:
             body = body.to(dtype)
         body.request_backend(self.backend)
@@ -251,8 +251,8 @@ class Recipe:
         check_weighted(objective, self.weights is not None)
         check_target_settings(objective, self.runs, self.data, self.targets)
         check_bootstrap(objective, self.batches.bootstrap)
-        if isinstance(self.initial, ExistingMembers) and self.initial.ensemble.body.shared_trainable():
-            self._check_shared()
+        if isinstance(self.initial, ExistingMembers):
+            self._check_shared(self.initial.ensemble.body)
         if self.unlabelled is not None:
             check_like(self.data, self.unlabelled)
         if self._pair is not None:
@@ -260,8 +260,11 @@ class Recipe:
             for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric, self.targets):
                 targets.check_all(self._pair[1])
 
-    def _check_shared(self) -> None:
-        """Refuse settings that lose their meaning when parameters that members share are trained."""
+    def _check_shared(self, body: Body) -> None:
+        """Refuse settings that lose their meaning when parameters that members share are trained, or when none are."""
+        if not body.shared_trainable():
+            self.shared.check_unused()
+            return
         refused = {
             "watch": "'member'" if self.validation_settings.watch == "member" else None,
             "freeze": self.freeze,
@@ -428,7 +431,7 @@ class Recipe:
         body = self.initial.body(runs, self._input_dtype())
         feed = self._feed(runs, rows, targets, Conversion.of(body))
         decided = numerics(
-            self.precision, body, next(body.parameters()).dtype, device, [part.dtype for part in body.sections]
+            self.precision, body, next(body.parameters()).dtype, device, several_dtypes(body.parameters())
         )
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         body.recompute = self.updates.recompute
@@ -563,7 +566,7 @@ class Recipe:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
         flat = body.packed()
-        if self._pair is not None and not body.sections:
+        if self._pair is not None and Conversion.of(body).exact:
             check_dtype(self._pair[0], flat.dtype)
         columns = {
             name: [number for run in runs for number in optim.per_member(name, run.optimizer[name], members)]
@@ -602,9 +605,9 @@ class Recipe:
 
     def _shared_weights(self, runs: Sequence[Run], body: Body) -> SharedWeights | None:
         """Trainable parameters that members share; None where there are none."""
+        self._check_shared(body)
         if not body.shared_trainable():
             return None
-        self._check_shared()
         row, settings, (run,) = body.shared_packed(), self.optimizer, runs
         hyper = {name: value for name, value in run.optimizer.items() if name != "clip_norm"}
         if self.shared.lr is not None:

@@ -118,6 +118,15 @@ class SharedSettings:
         if self.clip_norm is not None:
             checks.number("shared_clip_norm", self.clip_norm, 0, open_low=True)
 
+    def check_unused(self) -> None:
+        """Refuse settings where members share no parameters that are trained."""
+        gradient = None if self.gradient == "mean" else repr(self.gradient)
+        given = {"shared_lr": self.lr, "shared_clip_norm": self.clip_norm, "shared_gradient": gradient}
+        for name, value in given.items():
+            if value is not None:
+                requirement = "be left out where members share no parameters that are trained"
+                checks.refuse(name, requirement, str(value), "Use Ensemble(..., shared=...), or leave it out.")
+
 
 @dataclass(frozen=True)
 class BatchSettings:

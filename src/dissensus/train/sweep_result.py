@@ -18,6 +18,7 @@ from dissensus.ensemble import Ensemble, stored_tensors
 from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
 from dissensus.execution.out_of_memory import advising
+from dissensus.execution.sharing import stored_choice
 from dissensus.pages.training import sweep_lines
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
@@ -299,8 +300,8 @@ class Sweep:
         for i, entry in enumerate(entries):
             try:
                 with seeded(0):
-                    shared = entry.get("shared")
-                    first = StackedMembers.of([builds[i]()], None if shared is None else shared.__contains__)
+                    network = builds[i]()
+                    first = StackedMembers.of([network], stored_choice(network, entry.get("shared")))
             except TypeError as reason:
                 held = ", ".join(entry["build"]) or "nothing"
                 raise storage.StorageError(
