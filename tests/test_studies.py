@@ -26,6 +26,7 @@ from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, sources
 from dissensus.data.folders import ImageFiles
+from dissensus.data.splits import Split
 from dissensus.execution import choice
 from dissensus.pages import html
 from dissensus.studies import datasets, library, measures, spec, workers
@@ -37,7 +38,7 @@ from dissensus.studies.procedures.training import curve_value
 from dissensus.studies.results import Provenance
 from dissensus.studies.run_folders import SHIPPED, folder_of, read_report
 from dissensus.studies.summary import summarise
-from dissensus.studies.validation import missing
+from dissensus.studies.validation import check, missing
 
 STUDY = "collusion/figure-2"
 QUICK = {
@@ -289,6 +290,56 @@ def test_no_setting_of_the_optimisation_is_lost(module, study, changes, call, ot
     with pytest.raises(Enough):
         runner.run(study, "smoke", changes={**settings, "evaluation.curves": False, **changes}, root=tmp_path)
     assert settings_received(*calls[-1]) == {**RECEIVED, **otherwise}
+
+
+@pytest.mark.parametrize(
+    ("module", "study", "changes"),
+    [
+        ("methods", "masksembles/figure-2", {"data": ["made-images"]}),
+        ("shift_training", "ldr/table-8", {}),
+        ("streamed", "masksembles/figure-3-imagenet", {}),
+    ],
+)
+def test_a_study_holds_rows_out_by_a_split(module, study, changes, tmp_path, monkeypatch):
+    labels = []
+
+    def recording(first, data, objective, **arguments):
+        held_out = arguments["validation"]
+        if isinstance(held_out, Split):
+            assert (held_out.fraction, held_out.seed) == (0.25, 3)
+            labels.extend(data[1][rows] for rows in held_out.rows(data[1], seed=9))
+        else:
+            parts = (data, held_out)
+            labels.extend(p.dataset.pictures.labels if isinstance(p, DataLoader) else p[1] for p in parts)
+        raise Enough
+
+    trainer = importlib.import_module(f"dissensus.studies.procedures.{module}")
+    for name in {"fit", "sweep"} & vars(trainer).keys():
+        monkeypatch.setattr(trainer, name, recording)
+    split = {"optimisation.validation": {"fraction": 0.25, "by": "class", "seed": 3}}
+    with pytest.raises(Enough):
+        runner.run(study, "smoke", changes={**changes, **split}, root=tmp_path)
+    rest, part = (classes.bincount() for classes in labels)
+    assert ((rest + part) * 0.25 - part).abs().max() <= 1
+
+
+def test_a_split_that_does_not_fit_is_refused():
+    def changed(study, held_out):
+        changed = spec.resolved(library.load(study), "smoke", {"optimisation.validation": held_out}, "a.toml")
+        check(changed, "a.toml")
+        return changed.optimisation.validation
+
+    assert changed("collusion/figure-2", {"fraction": 0.2, "by": "chance"}) == spec.HeldOut(0.2, "chance")
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation.by' is 'class', but the loss 'squared_er"):
+        changed("collusion/figure-2", {"fraction": 0.2})
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation.fraction' must be above 0 and below 1"):
+        changed("masksembles/figure-2", {"fraction": 1.0})
+    with pytest.raises(spec.SpecError, match=r"key optimisation.validation.fraction is missing"):
+        changed("masksembles/figure-2", {"by": "class"})
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation.by' must be one of 'class', 'chance'"):
+        changed("masksembles/figure-2", {"fraction": 0.2, "by": "time"})
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation' must be a number or a table; got text"):
+        changed("masksembles/figure-2", "0.2")
 
 
 def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypatch):
