@@ -27,6 +27,7 @@ PAPERS = {
     "adp": "Improving Adversarial Robustness via Promoting Ensemble Diversity",
     "masksembles": "Masksembles for Uncertainty Estimation (supplement)",
     "audit": "Experiments on the audit",
+    "sharing": "Experiments on members that share weights",
 }
 
 

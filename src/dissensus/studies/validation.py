@@ -12,12 +12,14 @@ from dissensus.studies.measures import MEASURES, OutputMeasure
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.registry import (
+    ADAPTED,
     AXES,
     EXTERNAL,
     HEADS,
     METHOD_SETTINGS,
     METHODS,
     NETWORKS,
+    SHARING_SETTINGS,
     WRAPPED,
     hyperparameter_types,
     option_types,
@@ -133,7 +135,7 @@ def _setting_types(spec: Spec) -> dict[str, Any]:
         types |= option_types(spec.members.network)
     for name in _objective_names(spec):
         types |= hyperparameter_types(name)
-    return {**types, **AXES}
+    return {**types, **SHARING_SETTINGS, **AXES}
 
 
 def _objective_names(spec: Spec) -> list[str]:
@@ -291,7 +293,7 @@ def _check_backbones(spec: Spec, file: str) -> None:
 
 def _check_network(file: str, key: str, name: str) -> None:
     if not name.startswith(tuple(EXTERNAL)):
-        _check_name(file, key, name, [*NETWORKS, *WRAPPED, HEADS])
+        _check_name(file, key, name, [*NETWORKS, *WRAPPED, HEADS, *ADAPTED])
 
 
 def _check_unlabelled(file: str, key: str, name: str) -> None:
