@@ -41,6 +41,8 @@ from dissensus.studies.summary import summarise
 from dissensus.studies.validation import check, missing
 
 STUDY = "collusion/figure-2"
+SHARING = "sharing/figure-1"
+METHODS = "objective.options.methods"
 QUICK = {
     "search.trials": 2,
     "search.epochs": 2,
@@ -213,6 +215,7 @@ TRAINERS = [
     ("procedures.streamed", "masksembles/figure-3-imagenet", {}, 1, {}),
     ("procedures.collusion", "collusion/figure-1", {}, 1, {}),
     ("procedures.disagreement", "ldr/figure-1", {}, 1, {}),
+    ("procedures.sharing", "sharing/figure-1", {}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"]}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 1, {}),
 ]
@@ -388,6 +391,14 @@ def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypat
         ("collusion/figure-5", {"evaluation.measures": ["gap@1.5"]}, "is called 'gap@1.5'"),
         ("collusion/figure-5", {"evaluation.measures": ["ece@0.5"]}, "is called 'ece@0.5'"),
         (STUDY, {"data": ["mnist"], "search.trials": 1}, "a search on 'mnist'"),
+        (SHARING, {"grid.lr": [0.1, 0.01]}, "the axis 'lr'"),
+        (SHARING, {"evaluation.measures": ["soup_accuracy"]}, "is called 'soup_accuracy'"),
+        (SHARING, {f"{METHODS}.lora": {"network": "lora"}}, "the method 'lora' needs the setting 'rank'"),
+        (SHARING, {f"{METHODS}.heads.rank": 2}, "the setting 'rank' does nothing for the method 'heads'"),
+        (SHARING, {f"{METHODS}.mc-dropout.objective": "ldr"}, "the method 'mc-dropout' needs the objective 'indep"),
+        (SHARING, {f"{METHODS}.lora.rank": 0}, "lora.rank' must be at least 1"),
+        (SHARING, {f"{METHODS}.heads.training_cost": 0.5}, "must exceed that of the first network, 1; got 0.5"),
+        ("masksembles/figure-2", {f"{METHODS}.single": {"network": "lora"}}, "'lora' needs the procedure 'share'"),
     ],
 )
 def test_settings_that_a_procedure_ignores_are_refused(study, changes, missing, tmp_path):

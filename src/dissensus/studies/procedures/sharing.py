@@ -83,7 +83,7 @@ def _heads(make: Make, settings: Settings) -> nn.Module:
 
 
 def _last_layers(network: nn.Module, settings: Settings) -> list[nn.Module]:
-    layers = [layer for layer in network.modules() if isinstance(layer, WEIGHT_LAYERS)]
+    layers: list[nn.Module] = [layer for layer in network.modules() if isinstance(layer, WEIGHT_LAYERS)]
     return layers[-int(settings["layers"]) :]
 
 
