@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from dissensus import adapters, masks
@@ -172,7 +173,8 @@ class SharedTraining:
         make = self.make if first is None else lambda: first.network
         build = partial(kind.build, make, settings)
         before = 0.0 if first is None else first.cost
-        per_run = self.operations(build()).step / self.plain_operations().step  # of as many epochs as the study's
+        with torch.random.fork_rng(devices=[]):  # networks that are only counted draw from no stream of the caller's
+            per_run = self.operations(build()).step / self.plain_operations().step  # of as many epochs as the study's
         arguments = self._arguments()
         if "training_cost" in settings:
             left = float(settings["training_cost"]) - before
@@ -250,13 +252,11 @@ class SharedTraining:
 
     def costs(self, ensemble: Ensemble, training: float) -> dict[str, float]:
         """Measures of cost by name."""
-        plain = sum(p.numel() for p in replace(self, settings=self._of_one()).make().parameters())
-        member = ensemble.member(0).cpu()
-        return {
-            "parameters": sum(p.numel() for p in ensemble.parameters()) / plain,
-            "inference_cost": self.operations(member).inference / self.plain_operations().inference,
-            "training_cost": training,
-        }
+        with torch.random.fork_rng(devices=[]):
+            plain = sum(p.numel() for p in replace(self, settings=self._of_one()).make().parameters())
+            inference = self.operations(ensemble.member(0).cpu()).inference / self.plain_operations().inference
+        parameters = sum(p.numel() for p in ensemble.parameters()) / plain
+        return {"parameters": parameters, "inference_cost": inference, "training_cost": training}
 
 
 def _prepared(unit: TrainingUnit, context: StudyContext, folder: Path) -> PreparedData:
