@@ -14,6 +14,7 @@ from dissensus.studies.figures import figures
 from dissensus.studies.procedures import sharing
 from dissensus.studies.procedures.costs import Operations, common_operations, operations
 from dissensus.studies.run_folders import read_report
+from dissensus.studies.shifted_datasets import load_shifted
 from dissensus.studies.summary import summarise
 
 STUDY = "sharing/figure-1"
@@ -180,3 +181,16 @@ def test_the_figure_shows_every_method_by_accuracy_diversity_and_cost(report):
 def test_one_method_is_a_figure_too():
     figure = cost_plane([MethodPoint("single", "", 0.9, 0.0, 0.2)], "accuracy", "diversity")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["single", "costs one network"]
+
+
+def test_digits_are_split_by_the_seed_and_corrupted_after_it():
+    spec = library.load("sharing/figure-1")
+    first, again, other = (load_shifted("digits", spec, ["corrupted-5"], [], seed) for seed in (0, 0, 1))
+    x, y = first.test
+    shifted, labels = first.sets["corrupted-5"]
+    assert (len(first.train[0]), len(x)) == (1438, 359)
+    assert torch.equal(labels, y)
+    assert shifted.shape == x.shape == (359, 1, 8, 8)
+    assert (shifted != x).flatten(1).any(1).double().mean() > 0.9
+    assert torch.equal(x, again.test[0])
+    assert not torch.equal(y, other.test[1])
