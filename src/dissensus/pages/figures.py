@@ -85,6 +85,7 @@ def cost_plane(methods: Sequence[MethodPoint], x_label: str, y_label: str, title
     for size in sizes:
         words = "costs one network" if size == 1 else f"costs {size} networks"
         axes.scatter([], [], s=_AREA * size, facecolors="none", edgecolors=INK, label=words)
+    axes.margins(0.1)  # for whole markers at the edges
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     add_legend(figure, names)
     return figure
