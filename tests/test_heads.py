@@ -308,7 +308,7 @@ def test_held_out_rows_train_nothing(tmp_path, monkeypatch):
     assert all(torch.equal(x, held_out[0]) for x in held_out)
     x, _ = prepare.of("cnn", 2, "pretrained").split[0]
     assert all(torch.equal(inputs, x) for place, inputs in trained if place == "method")
-    rows, left = backbones.held_out_rows(60, 0.1)
+    rows, left = backbones.held_out_rows(torch.zeros(60), 0.1)
     standardised = prepare._networks["cnn"].scaling(prepare.raw.train[0])
     assert torch.equal(trained[0][1], standardised[rows])
     assert sorted([*rows.tolist(), *left.tolist()]) == list(range(60))

@@ -66,6 +66,8 @@ REQUIRED = [
     "masksembles/figure-3-imagenet",
     "audit/table-1",
     "audit/figure-1",
+    "sharing/figure-1",
+    "sharing/table-1",
 ]
 WITHOUT_NUMBERS = {"ldr/figure-3": "pictures"}
 """Studies that are looked at: nothing is expected of a number, and their note says why."""
@@ -87,6 +89,7 @@ PROCEDURES = {
     "formula",
     "audit",
     "masks",
+    "share",
     "attack",
     "transfer",
     "detect",

@@ -26,6 +26,7 @@ from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, sources
 from dissensus.data.folders import ImageFiles
+from dissensus.data.splits import Split
 from dissensus.execution import choice
 from dissensus.pages import html
 from dissensus.studies import datasets, library, measures, spec, workers
@@ -37,9 +38,11 @@ from dissensus.studies.procedures.training import curve_value
 from dissensus.studies.results import Provenance
 from dissensus.studies.run_folders import SHIPPED, folder_of, read_report
 from dissensus.studies.summary import summarise
-from dissensus.studies.validation import missing
+from dissensus.studies.validation import check, missing
 
 STUDY = "collusion/figure-2"
+SHARING = "sharing/figure-1"
+METHODS = "objective.options.methods"
 QUICK = {
     "search.trials": 2,
     "search.epochs": 2,
@@ -212,6 +215,7 @@ TRAINERS = [
     ("procedures.streamed", "masksembles/figure-3-imagenet", {}, 1, {}),
     ("procedures.collusion", "collusion/figure-1", {}, 1, {}),
     ("procedures.disagreement", "ldr/figure-1", {}, 1, {}),
+    ("procedures.sharing", "sharing/figure-1", {}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"]}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 1, {}),
 ]
@@ -291,6 +295,56 @@ def test_no_setting_of_the_optimisation_is_lost(module, study, changes, call, ot
     assert settings_received(*calls[-1]) == {**RECEIVED, **otherwise}
 
 
+@pytest.mark.parametrize(
+    ("module", "study", "changes"),
+    [
+        ("methods", "masksembles/figure-2", {"data": ["made-images"]}),
+        ("shift_training", "ldr/table-8", {}),
+        ("streamed", "masksembles/figure-3-imagenet", {}),
+    ],
+)
+def test_a_study_holds_rows_out_by_a_split(module, study, changes, tmp_path, monkeypatch):
+    labels = []
+
+    def recording(first, data, objective, **arguments):
+        held_out = arguments["validation"]
+        if isinstance(held_out, Split):
+            assert (held_out.fraction, held_out.seed) == (0.25, 3)
+            labels.extend(data[1][rows] for rows in held_out.rows(data[1], seed=9))
+        else:
+            parts = (data, held_out)
+            labels.extend(p.dataset.pictures.labels if isinstance(p, DataLoader) else p[1] for p in parts)
+        raise Enough
+
+    trainer = importlib.import_module(f"dissensus.studies.procedures.{module}")
+    for name in {"fit", "sweep"} & vars(trainer).keys():
+        monkeypatch.setattr(trainer, name, recording)
+    split = {"optimisation.validation": {"fraction": 0.25, "by": "class", "seed": 3}}
+    with pytest.raises(Enough):
+        runner.run(study, "smoke", changes={**changes, **split}, root=tmp_path)
+    rest, part = (classes.bincount() for classes in labels)
+    assert ((rest + part) * 0.25 - part).abs().max() <= 1
+
+
+def test_a_split_that_does_not_fit_is_refused():
+    def changed(study, held_out):
+        changed = spec.resolved(library.load(study), "smoke", {"optimisation.validation": held_out}, "a.toml")
+        check(changed, "a.toml")
+        return changed.optimisation.validation
+
+    assert changed("collusion/figure-2", {"fraction": 0.2, "by": "chance"}) == spec.HeldOut(0.2, "chance")
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation.by' is 'class', but the loss 'squared_er"):
+        changed("collusion/figure-2", {"fraction": 0.2})
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation.fraction' must be above 0 and below 1"):
+        changed("masksembles/figure-2", {"fraction": 1.0})
+    with pytest.raises(spec.SpecError, match=r"key optimisation.validation.fraction is missing"):
+        changed("masksembles/figure-2", {"by": "class"})
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation.by' must be one of 'class', 'chance'"):
+        changed("masksembles/figure-2", {"fraction": 0.2, "by": "time"})
+    with pytest.raises(spec.SpecError, match=r"key 'optimisation.validation' must be a number or a table; got text"):
+        changed("masksembles/figure-2", "0.2")
+
+
 def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypatch):
     received = {}
     for module in (search, train):
@@ -337,6 +391,14 @@ def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypat
         ("collusion/figure-5", {"evaluation.measures": ["gap@1.5"]}, "is called 'gap@1.5'"),
         ("collusion/figure-5", {"evaluation.measures": ["ece@0.5"]}, "is called 'ece@0.5'"),
         (STUDY, {"data": ["mnist"], "search.trials": 1}, "a search on 'mnist'"),
+        (SHARING, {"grid.lr": [0.1, 0.01]}, "the axis 'lr'"),
+        (SHARING, {"evaluation.measures": ["soup_accuracy"]}, "is called 'soup_accuracy'"),
+        (SHARING, {f"{METHODS}.lora": {"network": "lora"}}, "the method 'lora' needs the setting 'rank'"),
+        (SHARING, {f"{METHODS}.heads.rank": 2}, "the setting 'rank' does nothing for the method 'heads'"),
+        (SHARING, {f"{METHODS}.mc-dropout.objective": "ldr"}, "the method 'mc-dropout' needs the objective 'indep"),
+        (SHARING, {f"{METHODS}.lora.rank": 0}, "lora.rank' must be at least 1"),
+        (SHARING, {f"{METHODS}.heads.training_cost": 0.5}, "must exceed that of the first network, 1; got 0.5"),
+        ("masksembles/figure-2", {f"{METHODS}.single": {"network": "lora"}}, "'lora' needs the procedure 'share'"),
     ],
 )
 def test_settings_that_a_procedure_ignores_are_refused(study, changes, missing, tmp_path):

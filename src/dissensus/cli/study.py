@@ -50,7 +50,7 @@ LONG_NAME = 12
 @app.command("list")
 def list_studies(
     paper: Annotated[
-        str, typer.Argument(help="Only studies of this paper: collusion, ldr, adp, masksembles or audit.")
+        str, typer.Argument(help="Only studies of this paper: collusion, ldr, adp, masksembles, audit or sharing.")
     ] = "",
 ) -> None:
     """List all studies: claim, data, scales with their cost in minutes, and where the claim stands.

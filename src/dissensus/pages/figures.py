@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dissensus import diversity, metrics
 from dissensus.pages.charts import Cloud, Curve, Line, Panel, line_chart, scatter_chart
-from dissensus.pages.style import COLOURS, DASHES, INK, blank_figure, figure_style
+from dissensus.pages.style import COLOURS, DASHES, INK, MARKERS, add_legend, blank_figure, figure_style, legend_height
 
 
 def plane(clouds: Sequence[Cloud], best: float, classes: int, x_label: str, y_label: str, title: str = "") -> Any:
@@ -37,6 +37,58 @@ def plane_curves(clouds: Sequence[Cloud], best: float, classes: int) -> list[Cur
         ("independent errors", accuracies.tolist(), independent.tolist()),
         ("flipped predictions", flipped[inside].tolist(), diversities[inside].tolist()),
     ]
+
+
+class MethodPoint(NamedTuple):
+    """A method on the plane of accuracy and diversity."""
+
+    family: str
+    """Has a colour."""
+    variant: str
+    """Of the method, such as its objective; has a marker."""
+    accuracy: float
+    diversity: float
+    cost: float
+    """In multiples of one network: the area of the marker."""
+
+
+_AREA = 30
+"""Area of the marker of a method that costs one network, in points²."""
+
+
+@figure_style()
+def cost_plane(methods: Sequence[MethodPoint], x_label: str, y_label: str, title: str = "") -> Any:
+    """Methods on the plane of accuracy and diversity, with what they cost as areas."""
+    families = list(dict.fromkeys(method.family for method in methods))
+    variants = list(dict.fromkeys(method.variant for method in methods))
+    costs = sorted({round(method.cost) or 1 for method in methods})
+    sizes = list(dict.fromkeys([costs[0], costs[-1]]))
+    names = [*families, *(name for name in variants if name), *(f"costs {size} networks" for size in sizes)]
+    figure = blank_figure(6.4, 4.0 + legend_height(names))
+    axes = figure.subplots()
+    for method in sorted(methods, key=lambda method: -method.cost):  # small ones lie above large ones
+        axes.scatter(
+            method.accuracy,
+            method.diversity,
+            s=_AREA * method.cost,
+            marker=MARKERS[variants.index(method.variant) % len(MARKERS)],
+            color=COLOURS[families.index(method.family) % len(COLOURS)],
+            alpha=0.65,
+            linewidths=0.8,
+            edgecolors=INK,
+        )
+    for family, colour in zip(families, cycle(COLOURS), strict=False):
+        axes.scatter([], [], s=2 * _AREA, color=colour, label=family)
+    for variant, marker in zip(variants, cycle(MARKERS), strict=False):
+        if variant:
+            axes.scatter([], [], s=2 * _AREA, marker=marker, facecolors="none", edgecolors=INK, label=variant)
+    for size in sizes:
+        words = "costs one network" if size == 1 else f"costs {size} networks"
+        axes.scatter([], [], s=_AREA * size, facecolors="none", edgecolors=INK, label=words)
+    axes.margins(0.1)  # for whole markers at the edges
+    axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    add_legend(figure, names)
+    return figure
 
 
 def mask_budgets(budgets: Sequence[float], plans: Sequence[Sequence[Any]], cost: str) -> Any:

@@ -16,14 +16,15 @@ from dissensus import nets
 from dissensus.data import sources
 from dissensus.data.features import cached_features
 from dissensus.data.recognition import digest
-from dissensus.data.splits import split_rows
+from dissensus.data.splits import Split
+from dissensus.data.splits import held_out_rows as split_rows
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
 from dissensus.studies.registry import FRESH, HEADS, maker, timm_network
 from dissensus.studies.shifted_datasets import Inputs, ScaledImageFiles, ShiftedData
 from dissensus.studies.spec import Optimisation, Spec, SpecError
 from dissensus.studies.standardisation import IMAGENET_MEAN, IMAGENET_STD
-from dissensus.studies.training_arguments import training_arguments
+from dissensus.studies.training_arguments import training_arguments, validation_of
 from dissensus.train import fit
 from dissensus.trunk import last_layers
 
@@ -74,7 +75,8 @@ class PreparedData:
     """Inputs as members take them, and the pretrained layers that members start from."""
 
     data: ShiftedData
-    held_out_share: float = 0.0
+    held_out: float | Split | None = None
+    """The share of rows that is held out, or how it is."""
     head: nn.Module | None = None
     """The last layers of the pretrained network, in evaluation mode; None where members start afresh."""
 
@@ -82,9 +84,9 @@ class PreparedData:
     def split(self) -> tuple[Pair, Pair | None]:
         """The rows to train on, and those that are held out, which are the same for all methods and seeds."""
         x, y = self.data.study_data().train
-        if not self.held_out_share:
+        if not self.held_out:
             return (x, y), None
-        rows, held_out = held_out_rows(len(x), self.held_out_share)
+        rows, held_out = held_out_rows(y, self.held_out)
         return (x[rows], y[rows]), (x[held_out], y[held_out])
 
 
@@ -114,15 +116,15 @@ class Preparation:
         return self._prepared[key]
 
     def _prepare(self, backbone: str, layers: int, fresh: bool) -> PreparedData:
-        share = self.spec.optimisation.validation
+        held_out = validation_of(self.spec.optimisation)
         if not backbone:
-            return PreparedData(self.raw.transformed(partial(_standardised, _scaling_of(self.raw))), share)
+            return PreparedData(self.raw.transformed(partial(_standardised, _scaling_of(self.raw))), held_out)
         if backbone not in self._networks:
             self._networks[backbone] = self._pretrained(backbone)
         pretrained = self._networks[backbone]
         trunk, head = split_network(pretrained.network, layers)
         data = self.raw.transformed(self._features_by(pretrained.scaling, trunk, backbone))
-        return PreparedData(data, share, None if fresh else head)
+        return PreparedData(data, held_out, None if fresh else head)
 
     def _features_by(self, scaling: ImageScaling, trunk: nn.Module, backbone: str) -> partial[Tensor]:
         module = LowPrecision(nn.Sequential(scaling, trunk)).to(self.device).eval()
@@ -163,24 +165,24 @@ class Preparation:
 
     def _fit_once(self, ensemble: Ensemble, train: Pair) -> None:
         """Train one network, independently of the seeds of the study and without its held-out rows."""
-        rows, _ = held_out_rows(len(train[0]), self.spec.optimisation.validation)
+        rows, _ = held_out_rows(train[1], validation_of(self.spec.optimisation))
         arguments = training_arguments(replace(BACKBONE, batch_size=self.spec.optimisation.batch_size))
         fit(ensemble, (train[0][rows], train[1][rows]), partial(independent, loss="cross_entropy"), **arguments)
 
 
-def held_out_rows(examples: int, share: float) -> tuple[Tensor, Tensor]:
+def held_out_rows(targets: Tensor, held_out: float | Split | None) -> tuple[Tensor, Tensor]:
     """Numbers of the rows to train on, and of those that are held out, in order.
 
-    >>> held_out_rows(4, 0.0)
+    >>> held_out_rows(torch.zeros(4), None)
     (tensor([0, 1, 2, 3]), tensor([], dtype=torch.int64))
-    >>> train, held_out = held_out_rows(10, 0.3)
+    >>> train, held_out = held_out_rows(torch.zeros(10), 0.3)
     >>> len(train), len(held_out)
     (7, 3)
     """
-    if not share:
-        return torch.arange(examples), torch.arange(0)
-    train, held_out = split_rows(examples, share, HELD_OUT_SEED)
-    return train.sort().values, held_out.sort().values
+    if not held_out:
+        return torch.arange(len(targets)), torch.arange(0)
+    train, rest = split_rows(held_out, targets, HELD_OUT_SEED)
+    return train.sort().values, rest.sort().values
 
 
 def _scaling_of(data: ShiftedData) -> ImageScaling:

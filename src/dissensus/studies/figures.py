@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dissensus.pages import charts, illustrations
-from dissensus.pages.figures import plane
+from dissensus.pages.figures import MethodPoint, cost_plane, plane
 from dissensus.studies.labels import class_labels, measure_label, method_label
 from dissensus.studies.procedures.disagreement import EXTENT
 from dissensus.studies.procedures.train import HISTOGRAM
@@ -188,6 +188,23 @@ def _pairs_on_the_plane(settings: FigureSection, points: Points, title: str) -> 
     return plane(clouds, best, _CLASSES, settings.x_label, settings.y_label, title)
 
 
+_VARIANTS = {"-equal": "equal training cost", "-short": "cost of one", "-beta": "β", "-ldr": "LDR"}
+"""Ends of methods' names, and what they say."""
+
+
+def _methods_and_costs(settings: FigureSection, points: Points, title: str) -> Any:
+    """Methods by accuracy and the first of the figure's lines; the second is their cost."""
+    methods = []
+    for point in points:
+        values = [point.mean(name) for name in (settings.x, *settings.lines)]
+        if any(value is None for value in values):
+            continue
+        name = str(point.value(settings.groups))
+        end = next((end for end in _VARIANTS if name.endswith(end)), "")
+        methods.append(MethodPoint(method_label(name.removesuffix(end)), _VARIANTS.get(end, ""), *values))  # pyright: ignore[reportArgumentType]
+    return cost_plane(methods, settings.x_label, settings.y_label, title) if methods else None
+
+
 def _members(point: Point) -> list[Sequence[float]]:
     """What a point has kept of each member, in their order."""
     names = (f"member_{i}" for i in itertools.count(1))
@@ -250,6 +267,7 @@ _LINES = {"epoch": _over_epochs, "confidence": _over_confidence}
 """Lines by the figure's x, where it is no axis of the grid."""
 _GROUP_FIGURES = {
     "member_accuracy": _pairs_on_the_plane,
+    "accuracy": _methods_and_costs,
     "log_nonmaximal_volume": _histogram,
     "input": _learners,
     "class": _volumes,

@@ -31,6 +31,9 @@ MEASURES = {
     "rmse": "RMSE",
     "interval_coverage": "coverage of 90% intervals",
     "interval_width": "width of 90% intervals",
+    "parameters": "parameters, in networks",
+    "inference_cost": "cost of inference, in networks",
+    "training_cost": "cost of training, in networks",
     "features_similarity": "similarity of members' features (CKA)",
 }
 SCORES = {"predictive_diversity": "PDS", "model_average": "BMA", "nonmaximal_volume": "ED"}
@@ -46,7 +49,14 @@ ATTACKS = {
     "carlini_wagner": "C&W",
     "elastic_net": "EAD",
 }
-METHODS = {"a2d": "A2D", "ldr": "LDR", "adp-2-0.5": "ADP(2, 0.5)"}
+METHODS = {
+    "a2d": "A2D",
+    "ldr": "LDR",
+    "lora": "LoRA",
+    "batch-ensemble": "BatchEnsemble",
+    "tabm": "TabM",
+    "adp-2-0.5": "ADP(2, 0.5)",
+}
 _BEFORE_ATTACK = {"transfer": "transfer, ", "fooled": "fooled by "}
 CLASSES = {
     "cifar10": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),

@@ -107,6 +107,14 @@ Initial = Literal["pretrained", "fresh"]
 """How heads start: as copies of the pretrained layers, or as new perceptrons on the inputs of the last layer."""
 WRAPPED = ("masksembles", "mc-dropout")
 """Networks with members inside; they wrap another one, which is the ``backbone`` among the options of members."""
+ADAPTED = ("lora", "batch-ensemble", "tabm")
+"""Members that share weights (`dissensus.adapters`), for the procedure "share"."""
+SHARING_SETTINGS: Mapping[str, Any] = {
+    "rank": Count,
+    "lr": NonNegative,
+    "training_cost": Annotated[float, ValueRange(0)],
+}
+"""Settings that methods of the procedure "share" have beside `METHOD_SETTINGS`, and their types."""
 METHODS = "methods"
 """The objective's option that describes the methods which the grid's ``method`` names."""
 METHOD_SETTINGS: Mapping[str, Any] = {

@@ -24,7 +24,16 @@ from torch.utils.data import Dataset
 
 from dissensus.data import corruptions, folders, sources
 from dissensus.randomness import Use, derived_seed
-from dissensus.studies.datasets import FOLDERS, StudyData, images, load_streamed, source_of, training_classes
+from dissensus.studies.datasets import (
+    FOLDERS,
+    StudyData,
+    images,
+    is_split_by_seed,
+    load_streamed,
+    load_unscaled,
+    source_of,
+    training_classes,
+)
 from dissensus.studies.spec import Spec, SpecError
 
 Inputs = Tensor | Dataset[Any]
@@ -83,11 +92,15 @@ class ShiftedData:
         return StudyData(self.name, (x, y), (test_x, test_y), self.classes)
 
 
-def load_shifted(name: str, spec: Spec, sets: list[str], unlabelled: list[str]) -> ShiftedData:
-    """A data set with shifted sets for measures and unlabelled sets for training, by name."""
+def load_shifted(name: str, spec: Spec, sets: list[str], unlabelled: list[str], seed: int = 0) -> ShiftedData:
+    """A data set with shifted sets for measures and unlabelled sets for training, by name.
+
+    ``seed`` splits data without a fixed test set, such as ``"digits"``.
+    """
     if name in FOLDERS:
         return _from_folders(name, spec, sets, unlabelled)
-    train, test = _first(name, "train", spec.optimisation.examples), _first(name, "test", spec.evaluation.examples)
+    most = {"train": spec.optimisation.examples, "test": spec.evaluation.examples}
+    train, test = (_first(name, part, count, seed) for part, count in most.items())
     return ShiftedData(
         name,
         (train.x, train.y),
@@ -112,7 +125,10 @@ class _Part:
     part: str
 
 
-def _first(name: str, part: str, count: int | None) -> _Part:
+def _first(name: str, part: str, count: int | None, seed: int) -> _Part:
+    if is_split_by_seed(name):
+        data = load_unscaled(name, train_examples=count, test_examples=count, seed=seed)
+        return _Part(*(data.train if part == "train" else data.test), None, part)
     x, y, groups = images(name, part)
     return _Part(x[:count], y[:count], None if groups is None else groups[:count], part)
 

@@ -27,6 +27,7 @@ PAPERS = {
     "adp": "Improving Adversarial Robustness via Promoting Ensemble Diversity",
     "masksembles": "Masksembles for Uncertainty Estimation (supplement)",
     "audit": "Experiments on the audit",
+    "sharing": "Experiments on members that share weights",
 }
 
 
@@ -80,6 +81,17 @@ class Objective:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Held-out rows as a `dissensus.data.Split`."""
+
+    fraction: Share
+    by: Literal["class", "chance"] = "class"
+    """Whether both parts have the same share of every class."""
+    seed: Annotated[int, ValueRange(0)] | None = None
+    """Seed of the draw; that of each run, or of the procedure, by default."""
+
+
+@dataclass(frozen=True)
 class Optimisation:
     """Settings of the training; see `dissensus.fit`."""
 
@@ -93,8 +105,10 @@ class Optimisation:
     """Shares of the training after which the rate is multiplied by ``cut``."""
     cut: Share = 0.1
     patience: Count | None = None
-    validation: Share = 0.0
-    """Share of the training rows that are held out: for early stopping, the best weights and methods that choose."""
+    validation: Share | HeldOut = 0.0
+    """Share of the training rows that are held out: for early stopping, the best weights and methods that choose.
+
+    A table such as ``{fraction = 0.2, by = "class"}`` is a `dissensus.data.Split`."""
     keep: Literal["best", "last"] = "best"
     augment: list[str] = field(default_factory=list)
     examples: Count | None = None
@@ -473,7 +487,7 @@ def _refuse_type(value: Any, options: Sequence[Any], key: str, file: str) -> typ
         choices = ", ".join(repr(word) for word in words if word)
         near = checks.nearest(str(value), words)
         raise SpecError(f"{file}: key {key!r} must be one of {choices}; got {_shown(value)}. {near}".rstrip())
-    if any(dataclasses.is_dataclass(option) for option in options):
+    if all(dataclasses.is_dataclass(option) for option in options):
         raise SpecError(f"{file}: key {key!r} must be a section; got {_kind(value)}.")
     bases = list(dict.fromkeys(_base(option) for option in options))
     wanted = "a single value" if set(bases) == set(typing.get_args(Scalar)) else " or ".join(_TYPES[b] for b in bases)

@@ -9,7 +9,8 @@ from typing import Any
 
 from dissensus.data import augment
 from dissensus.data.batches import Augment
-from dissensus.studies.spec import Optimisation
+from dissensus.data.splits import Split
+from dissensus.studies.spec import HeldOut, Optimisation
 from dissensus.train import schedules
 
 AUGMENTATIONS: dict[str, Augment] = {
@@ -39,12 +40,24 @@ def training_arguments(optimisation: Optimisation, point: Mapping[str, Any] | No
         "momentum": optimisation.momentum,
         "weight_decay": optimisation.weight_decay,
         "schedule": schedule(optimisation),
-        "validation": optimisation.validation or None,
+        "validation": validation_of(optimisation),
         "patience": optimisation.patience if optimisation.validation else None,
         "keep": optimisation.keep,
         "augment": augment_of(optimisation.augment),
     }
     return arguments | {name: value for name, value in (point or {}).items() if name in VARIED}
+
+
+def validation_of(optimisation: Optimisation) -> float | Split | None:
+    """The share of rows that is held out, or the `Split` that holds them out; None without held-out rows.
+
+    >>> validation_of(Optimisation(validation=HeldOut(0.2, "class", seed=3)))
+    Split(fraction=0.2, seed=3)
+    """
+    held_out = optimisation.validation
+    if isinstance(held_out, HeldOut):
+        return Split(held_out.fraction, stratify=held_out.by == "class", seed=held_out.seed)
+    return held_out or None
 
 
 def schedule(optimisation: Optimisation) -> schedules.Schedule:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dissensus import checks, objectives
+from dissensus import checks, losses, objectives
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.diversity.decomposition import check_pool
 from dissensus.studies.backbones import PRETRAINED
@@ -12,12 +12,14 @@ from dissensus.studies.measures import MEASURES, OutputMeasure
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.registry import (
+    ADAPTED,
     AXES,
     EXTERNAL,
     HEADS,
     METHOD_SETTINGS,
     METHODS,
     NETWORKS,
+    SHARING_SETTINGS,
     WRAPPED,
     hyperparameter_types,
     option_types,
@@ -25,7 +27,17 @@ from dissensus.studies.registry import (
     sweepable_of,
 )
 from dissensus.studies.shifted_datasets import SETS, is_chosen_in_training
-from dissensus.studies.spec import Expectation, MemberCount, Scalar, Spec, SpecError, checked_value, on_data, resolved
+from dissensus.studies.spec import (
+    Expectation,
+    HeldOut,
+    MemberCount,
+    Scalar,
+    Spec,
+    SpecError,
+    checked_value,
+    on_data,
+    resolved,
+)
 from dissensus.studies.training_arguments import AUGMENTATIONS
 
 SEARCHED = ("lr", "batch_size", "weight_decay", "members")
@@ -69,6 +81,7 @@ def check(
         for section in ("members", "objective"):
             if getattr(spec, section) is None:
                 raise SpecError(f"{file}: key {section} is missing; the procedure {spec.procedure!r} needs it.")
+        _check_held_out(spec, file)
         _check_objective(spec, file)
         _check_members(spec, file)
     _check_grid(spec, file)
@@ -122,7 +135,7 @@ def _setting_types(spec: Spec) -> dict[str, Any]:
         types |= option_types(spec.members.network)
     for name in _objective_names(spec):
         types |= hyperparameter_types(name)
-    return {**types, **AXES}
+    return {**types, **SHARING_SETTINGS, **AXES}
 
 
 def _objective_names(spec: Spec) -> list[str]:
@@ -195,6 +208,21 @@ def _check_objective(spec: Spec, file: str) -> None:
         _check_choice(spec, {**section.options, **method}, f"{key}.{name}" if name else "objective.options", file)
 
 
+def _check_held_out(spec: Spec, file: str) -> None:
+    """Refuse a split that has an empty part, or that is by class where targets are no classes."""
+    held_out, key = spec.optimisation.validation, "optimisation.validation"
+    if not isinstance(held_out, HeldOut):
+        return
+    if not 0 < held_out.fraction < 1:
+        raise SpecError(f"{file}: key '{key}.fraction' must be above 0 and below 1; got {held_out.fraction}.")
+    loss = "" if spec.objective is None else spec.objective.loss
+    if held_out.by == "class" and loss in losses.LOSSES and losses.named(loss).takes != "logits":
+        raise SpecError(
+            f"{file}: key '{key}.by' is 'class', but the loss {loss!r} is for targets that are no classes; "
+            "use by = 'chance'."
+        )
+
+
 def _check_pool(file: str, key: str, loss: str, pool: str) -> None:
     try:
         check_pool(loss, pool)
@@ -265,7 +293,7 @@ def _check_backbones(spec: Spec, file: str) -> None:
 
 def _check_network(file: str, key: str, name: str) -> None:
     if not name.startswith(tuple(EXTERNAL)):
-        _check_name(file, key, name, [*NETWORKS, *WRAPPED, HEADS])
+        _check_name(file, key, name, [*NETWORKS, *WRAPPED, HEADS, *ADAPTED])
 
 
 def _check_unlabelled(file: str, key: str, name: str) -> None:

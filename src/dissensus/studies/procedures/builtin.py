@@ -1,6 +1,17 @@
 """The table of built-in procedures."""
 
-from dissensus.studies.procedures import attack, audit, collusion, disagreement, formula, masks, shift, train, volume
+from dissensus.studies.procedures import (
+    attack,
+    audit,
+    collusion,
+    disagreement,
+    formula,
+    masks,
+    sharing,
+    shift,
+    train,
+    volume,
+)
 from dissensus.studies.procedures.base import Procedure
 
 PROCEDURES: dict[str, Procedure] = {
@@ -14,6 +25,7 @@ PROCEDURES: dict[str, Procedure] = {
     "formula": formula.PROCEDURE,
     "audit": audit.PROCEDURE,
     "masks": masks.PROCEDURE,
+    "share": sharing.PROCEDURE,
     "collusion": collusion.PROCEDURE,
     "volume": volume.PROCEDURE,
     "disagreement": disagreement.PROCEDURE,

@@ -7,7 +7,7 @@ from dissensus import checks, objectives
 from dissensus.losses import LOSSES
 from dissensus.studies.datasets import is_split_by_seed
 from dissensus.studies.measures import OutputMeasure, unfit
-from dissensus.studies.registry import HEADS, METHOD_SETTINGS, METHODS, NETWORKS, WRAPPED, options_of
+from dissensus.studies.registry import ADAPTED, HEADS, METHOD_SETTINGS, METHODS, NETWORKS, WRAPPED, options_of
 from dissensus.studies.spec import Spec, on_data
 
 HasMeasure = Callable[[str, Mapping[str, OutputMeasure]], bool]
@@ -25,6 +25,10 @@ def missing_network(spec: Spec, *, heads: bool = False) -> list[str]:
     name = spec.members.network if spec.members is not None and "network" not in spec.grid else ""
     if name in WRAPPED and "method" not in spec.grid:
         return [f"the network {name!r} needs methods in the grid"]
+    methods = {} if spec.objective is None else spec.objective.options.get(METHODS, {})
+    for network in (name, *(settings.get("network", "") for settings in methods.values())):
+        if network in ADAPTED:
+            return [f"the network {network!r} needs the procedure 'share'"]
     if name == HEADS and not heads:
         return [f"the procedure {spec.procedure!r} cannot train the network {name!r}"]
     return _missing_backbone(spec)
@@ -106,7 +110,12 @@ def objective_parameters(spec: Spec, fixed: Collection[str] = ("loss", "pool")) 
     """Parameters of the study's objective that a grid may vary: all but those that measures take from the study."""
     if spec.objective is None or not hasattr(objectives, spec.objective.name):
         return set()
-    return set(inspect.signature(getattr(objectives, spec.objective.name)).parameters) - {"outputs", "targets", *fixed}
+    return parameters_of(spec.objective.name) - {*fixed}
+
+
+def parameters_of(objective: str) -> set[str]:
+    """Parameters of an objective beside outputs and targets."""
+    return set(inspect.signature(getattr(objectives, objective)).parameters) - {"outputs", "targets"}
 
 
 def network_options(spec: Spec) -> set[str]:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dissensus.axes import LossParts
 from dissensus.data.folders import ImageFiles
-from dissensus.data.splits import split_rows
+from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.studies import datasets
 from dissensus.studies.datasets import FOLDERS, StreamedImages
@@ -137,9 +137,9 @@ def _fit(
     spec = context.spec
     ensemble = Ensemble(training.build, training.networks, seed=point["seed"]).to(context.device)
     arguments = training_arguments(spec.optimisation, point)
-    batch_size, share = arguments.pop("batch_size"), arguments.pop("validation")
-    train, validation = _split(data, share)
-    if not share:  # test images may be watched, but must not choose anything
+    batch_size, held_out = arguments.pop("batch_size"), arguments.pop("validation")
+    train, validation = _split(data, held_out)
+    if not held_out:  # test images may be watched, but must not choose anything
         arguments["keep"] = "last"
     status = "done"
     try:
@@ -160,11 +160,11 @@ def _fit(
     return TrainedRun(number, point, ensemble, history, "stopped early" if history.stopped_early else status)
 
 
-def _split(data: StreamedImages, share: float | None) -> tuple[ImageFiles, ImageFiles]:
+def _split(data: StreamedImages, held_out: float | Split | None) -> tuple[ImageFiles, ImageFiles]:
     """Images to train on, and images to watch: a share of the training images, or else the test images."""
-    if not share:
+    if not held_out:
         return data.train, data.test
-    train, validation = split_rows(len(data.train), share, 0)
+    train, validation = held_out_rows(held_out, data.train.labels, 0)
     return data.train.select(train.sort().values), data.train.select(validation.sort().values)
 
 
