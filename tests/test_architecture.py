@@ -81,6 +81,14 @@ def test_arguments_are_plain_data_and_come_back_as_they_were():
     assert all(name in KNOWN for name in MASKED.names())
 
 
+def test_arguments_that_a_function_does_not_take_are_refused():
+    message = (
+        r"those of dissensus.nets:cnn\(channels, outputs, image_size, .*\); got Architecture.*classes=10.*'channels'"
+    )
+    with pytest.raises(TypeError, match=message):
+        ds.Architecture("dissensus.nets:cnn", classes=10)()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [

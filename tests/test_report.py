@@ -405,6 +405,18 @@ def test_a_plain_network_is_one_member(digits, tmp_path):
     assert "Most disputed" not in (tmp_path / "one.html").read_text()
 
 
+@pytest.mark.parametrize("form", [lambda *pair: pair, TensorDataset], ids=["pair", "dataset"])
+def test_a_plain_network_with_as_many_examples_as_classes(form, digits):
+    ens, _, (x, y) = digits
+    whole = ds.report(ens.member(0), (x[:30], y[:30]), kind="logits")
+    batches = ds.report(ens.member(0), form(x[:30], y[:30]), kind="logits", batch_size=10)  # 10 classes
+    assert batches.facts["members"] == 1
+    assert batches.numbers["nll"].value == pytest.approx(whole.numbers["nll"].value)
+    scalars = nn.Linear(64, 1)
+    members = ds.report(lambda x: torch.stack([scalars(x.flatten(1))[:, 0]] * 8), (x[:8], y[:8].float()))
+    assert members.facts["members"] == 8
+
+
 def test_forests_report_their_classes_and_whether_they_predict_the_mean():
     x, y = load_digits(return_X_y=True)
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[y]

@@ -262,7 +262,7 @@ class _Model:
             if not alone and (not isinstance(batch, list | tuple) or len(batch) < 2):
                 checks.refuse(name, "give batches (x, y)", type(batch).__name__, error=TypeError)
             inputs = batch if alone else batch[0]
-            outputs.append(_with_members(self.members.outputs(inputs), len(inputs)))
+            outputs.append(_with_members(self.members, inputs))
             targets += [] if alone else [torch.as_tensor(batch[1])]
             progress((i + 1) / total if total else 0.0)
         if not outputs:
@@ -324,19 +324,23 @@ def _run(members: ModelMembers, raw: Any, batch_size: int, progress: OnShare, mo
     parts = []
     for start in range(0, len(raw), size):
         batch = raw[start : start + size]
-        parts.append(_with_members(members.outputs(batch), len(batch)))
+        parts.append(_with_members(members, batch))
         progress(min(1.0, (start + size) / len(raw)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _with_members(outputs: Any, examples: int) -> Any:
+def _with_members(members: ModelMembers, inputs: Any) -> Any:
     """Outputs as one tensor ``[M, B, ...]``. Those of a plain network, ``[B, C]`` or ``[B]``, are one member's."""
+    outputs, examples = members.outputs(inputs), len(inputs)
     if isinstance(outputs, list | tuple):
         return torch.stack([torch.as_tensor(np.asarray(part)) for part in outputs])
     values = outputs if isinstance(outputs, Tensor) else torch.as_tensor(np.asarray(outputs))
-    if values.ndim == 1 or (values.ndim == 2 and len(values) == examples and values.shape[1] != examples):
-        return values.unsqueeze(0)
-    return values
+    if values.ndim != 2:
+        return values.unsqueeze(0) if values.ndim == 1 else values
+    plain = len(values) == examples
+    if plain and values.shape[1] == examples > 1:  # as many classes as examples, or M = B: one example tells
+        plain = len(np.asarray(members.outputs(inputs[:1]))) == 1
+    return values.unsqueeze(0) if plain else values
 
 
 def _settings(arguments: ReportArguments, targets: Any, source: "_Stored | _Model") -> Settings:
