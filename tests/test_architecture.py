@@ -81,6 +81,14 @@ def test_arguments_are_plain_data_and_come_back_as_they_were():
     assert all(name in KNOWN for name in MASKED.names())
 
 
+def test_arguments_that_a_function_does_not_take_are_refused():
+    message = (
+        r"those of dissensus.nets:cnn\(channels, outputs, image_size, .*\); got Architecture.*classes=10.*'channels'"
+    )
+    with pytest.raises(TypeError, match=message):
+        ds.Architecture("dissensus.nets:cnn", classes=10)()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -161,7 +169,7 @@ def test_an_architecture_that_builds_another_network_is_refused(other, message, 
 
 def test_without_an_architecture_build_is_needed(tmp_path):
     ds.Ensemble(lambda: nn.Linear(6, 3), 2).save(tmp_path)
-    with pytest.raises(ValueError, match=r"`build` must return a member, since .* was saved without an architecture"):
+    with pytest.raises(ValueError, match=r"`build` must be given, since .* was saved without an architecture"):
         ds.Ensemble.load(tmp_path)
 
 
@@ -323,7 +331,7 @@ def test_masked_networks_are_saved_and_loaded(how, training, tmp_path):
 def test_what_is_no_saved_masked_network_is_refused(tmp_path):
     masked = trained_masked()
     masked.save(tmp_path / "masked")
-    with pytest.raises(ValueError, match="`build` must return a member, since"):
+    with pytest.raises(ValueError, match="`build` must be given, since"):
         ds.masks.Masked.load(tmp_path / "masked")
     with pytest.raises(TypeError, match="`build` must return a Masked network; got Linear"):
         ds.masks.Masked.load(tmp_path / "masked", lambda: nn.Linear(6, 3))

@@ -499,6 +499,13 @@ class FixesTheBatch(nn.Module):
         (lambda: ds.Ensemble(lambda: nn.Linear(6, 1), 2), torch.ones(4, 6), {}, 'two classes.*task="regression"'),
         (lambda: ds.Ensemble(lambda: nn.Linear(6, 3), 2), torch.ones(4, 5), {}, r"cannot take inputs \[4, 5\]"),
         (lambda: ds.Ensemble(lambda: nn.Linear(6, 3), 2), torch.ones(0, 6), {}, "at least one example"),
+        (
+            lambda: ds.Ensemble(lambda: nn.Linear(6, 3), 2),
+            torch.ones(6),
+            {},
+            r"a batch \[B.*\[6\].*Use example\[None\]",
+        ),
+        (lambda: ds.Ensemble(lambda: nn.Linear(6, 4), 2), torch.ones(6), {"loss": "mse"}, r"Use example\[None\]"),
         (lambda: ds.Ensemble(lambda: nn.Linear(6, 3), 2), "x", {}, "`inputs` must be a tensor"),
         (lambda: torch.ones(2, 4, 3), torch.ones(4, 6), {}, "an Ensemble or an nn.Module; got Tensor"),
         (lambda: nn.Linear(6, 3), torch.ones(4, 6), {"pool": "mean"}, "`pool` must be one of 'probability'"),

@@ -345,7 +345,9 @@ def test_a_calibration_must_be_of_the_same_prediction(unchecked):
     assert torch.equal(classified(outputs, conformal=fitted).sets(0.8), fitted.sets(outputs, level=0.8))
     brier = classified(outputs, loss="brier", conformal=fitted)  # reads outputs in the same way
     assert torch.equal(brier.sets(), fitted.sets(outputs))
-    with pytest.raises(ValueError, match="`conformal` must be calibrated for .*pool='score'"):
+    with pytest.raises(
+        ValueError, match=r"calibrated for outputs of pool='score'; got pool='probability'\. .*the same"
+    ):
         classified(outputs, pool="score", conformal=fitted)
     with pytest.raises(TypeError, match="`conformal` must be a Conformal; got dict. Use .*of_record"):
         classified(outputs, conformal=fitted.record())

@@ -562,6 +562,8 @@ def test_refusals(network, unchecked):
         attacks.evaluate(network, (x, y[:3]), "quick", epsilon=0.1)
     with pytest.raises(ValueError, match=r"`x` must lie in \[0, 1\]"):
         attacks.evaluate(network, (2 * x, y), "quick", epsilon=0.1)
+    with pytest.raises(ValueError, match=r"members cannot take inputs \[8, .*first layer with weights"):
+        attacks.evaluate(network, (x[..., :-1], y), "quick", epsilon=0.1)
 
 
 def stored(tmp_path, seed=0, name="kept"):

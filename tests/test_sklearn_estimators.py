@@ -273,6 +273,12 @@ def test_frames_with_categories():
         model.predict(np.zeros((2, 4)))
     with pytest.raises(TypeError, match="column 'colour'` must hold texts, as in training"):
         model.predict(frame.assign(colour=1.5))
+    with pytest.raises(
+        TypeError, match=r"column 'new'` must hold numbers or truth values .* got '(True|False)'.* its texts"
+    ):
+        model.predict(frame.assign(new=frame["new"].astype(bool).astype(str)))
+    with pytest.raises(TypeError, match=r"column 'colour'` must hold texts, as in training; got True"):
+        model.predict(frame.assign(colour=pd.Series([True] * len(frame), dtype=object, index=frame.index)))
     long = pd.concat([frame] * 3).assign(name=[f"row {row}" for row in range(360)])
     with pytest.raises(ValueError, match="at most 256 categories"):
         model.fit(long, pd.concat([y] * 3))
@@ -298,6 +304,9 @@ def test_missing_values_are_refused_or_imputed():
         regressor().fit(x, [1, 2, 3, 4.0])
     with pytest.raises(ValueError, match=r"X contains NaN.*impute=True"):
         regressor().fit(x[2:], [3, 4.0]).predict(x)
+    whole, _ = frame_of()
+    with pytest.raises(ValueError, match=r"column 'colour' contains NaN.*impute=True"):
+        regressor().fit(whole, y).predict(whole.assign(colour=frame["colour"]))
     array = Columns.fit(x, impute=True)
     assert array.features(x)[:, 1].tolist() == [0, 1, 0, 0]
     later = Columns.fit(x[[0, 2, 3]], impute=True)  # which has seen no missing value, and so has no mark
@@ -390,6 +399,8 @@ def test_partial_fit_goes_on(classes):
     with pytest.raises(ValueError, match=r"classes that are known.*classes="):
         clone(model).partial_fit(x[y != "top"], y[y != "top"]).partial_fit(x, y)
     model.partial_fit(x[:40], y[:40], classes=["low", "mid", "top"])
+    with pytest.raises(ValueError, match=r"`classes` must be those of the first call \(\['low', 'mid', 'top'\]\)"):
+        model.partial_fit(x, y, classes=["low", "mid", "new", "top"])
     scale = model.columns_
     for _ in range(15):
         for start in range(0, 240, 80):
@@ -407,7 +418,7 @@ def test_warm_starts_go_on(values):
     model = regressor(epochs=3, warm_start=True, validation_fraction=None).fit(x, y)
     before, ensemble = model.history_.column("loss")[-1], model.ensemble_
     model.fit(x, y)
-    assert model.ensemble_ is ensemble
+    assert model.ensemble_.seed == ensemble.seed
     assert model.history_.column("loss")[-1] < before
     with pytest.raises(ValueError, match="`members` must be 2, as in the ensemble that goes on"):
         model.set_params(members=3).fit(x, y)
@@ -421,6 +432,20 @@ def test_a_training_that_fails_leaves_no_fitted_estimator(values):
     with pytest.raises(ds.TrainingDiverged):
         model.fit(x, y)
     assert not hasattr(model, "ensemble_")
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["anew", "warm"])
+def test_a_training_that_fails_leaves_the_estimator_as_it_was(warm, values):
+    x, y = values
+    model = regressor(epochs=3, warm_start=warm).fit(x, y).calibrate(x, y)
+    before, interval = model.predict(x), model.predict_interval(x)
+    with pytest.raises(ds.TrainingDiverged):
+        model.set_params(lr=1e30).fit(100 * x + 5, 10 * y)
+    assert (model.predict(x) == before).all()
+    assert np.array_equal(model.predict_interval(x), interval)
+    with pytest.raises(ds.TrainingDiverged):
+        model.partial_fit(x, y)
+    assert (model.predict(x) == before).all()
 
 
 @pytest.mark.parametrize(
@@ -502,6 +527,21 @@ def test_temperature_and_sets_use_different_rows(fitted, classes):
     assert other.temperature_ != temperature
     other.temperature_ = temperature
     assert other._conformal_of(x[second], labels[second], None).scores == scores
+
+
+@pytest.mark.parametrize("rare_is_easy", [True, False])
+def test_halves_of_calibration_rows_leave_the_coverage_exact(rare_is_easy):
+    # Many classes, most of them rare, whose scores differ by class: halves by class would cover 74 % or 88 %.
+    rng, size, kinds, level = np.random.default_rng(0), 39, 60, 0.8
+    shares = 1 / np.arange(1, kinds + 1)
+    covered = []
+    for seed in range(600):
+        labels = rng.choice(kinds, size=size + 20, p=shares / shares.sum())
+        scores = np.where(rare_is_easy, kinds - labels, labels) + 0.01 * rng.random(size + 20)
+        _, second = _halves(torch.from_numpy(labels[:size]), seed)
+        ranked = np.sort(scores[second])
+        covered.append((scores[size:] <= ranked[int(np.ceil(level * (len(ranked) + 1))) - 1]).mean())
+    assert level - 3 * stats.sem(covered) <= np.mean(covered) <= level + 1 / 20 + 3 * stats.sem(covered)
 
 
 def test_too_few_rows_give_the_whole_set(fitted, classes, values):

@@ -78,6 +78,8 @@ def command(tmp_path, monkeypatch):
     np.savez(tmp_path / "far.npz", x=5 * x)
     np.savez(tmp_path / "values.npz", x=x, y=x.sum(1))
     np.savez(tmp_path / "no-y.npz", x=x)
+    np.savez(tmp_path / "empty.npz", x=x[:0], y=y[:0])
+    np.savez(tmp_path / "narrow.npz", x=x[:, 1:], y=y)
     np.savez(tmp_path / "gap.npz", x=np.where(x < 0.9, x, np.nan), y=y)
     outputs = generator.normal(size=(3, 60, 3)) + 2 * np.eye(3)[y]
     np.savez(tmp_path / "outputs.npz", outputs=outputs, targets=y)
@@ -250,6 +252,9 @@ WRONG = [
     (ROBUST.replace("data.npz", "values.npz"), 1, "must hold labels, whole numbers"),
     (ROBUST.replace("data.npz", "images --image-size 8").replace(":ensemble", ":value"), 1, "value is no function"),
     ("robust --model MODELS:ensemble --data far.npz --epsilon 0.1", 1, "must hold 'x', 'y'"),
+    (ROBUST.replace("data.npz", "empty.npz"), 1, "must hold at least one example; got none"),
+    (ROBUST.replace("data.npz", "narrow.npz"), 1, "members cannot take inputs [6, "),
+    ("ood --model MODELS:ensemble --data empty.npz --outside far=far.npz", 1, "at least one example; got none"),
 ]
 
 

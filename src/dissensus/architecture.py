@@ -6,6 +6,7 @@ imported: those of `dissensus.nets`, `dissensus.masks.convert`, and what the cal
 """
 
 import importlib
+import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -101,6 +102,7 @@ class Architecture:
         build = _function(_imported(self.name, module), function, self.name)
         if trust is not None:
             _check_origin(build, self.name, trust)
+        _check_arguments(build, self)
         return build(**_built(self.arguments, trust))
 
     def __repr__(self) -> str:
@@ -150,6 +152,19 @@ def _function(module: ModuleType, function: str, name: str) -> Any:
         got = "nothing of that name" if build is None else type(build).__name__
         checks.refuse("name", "name a function of its module", f"{name!r}, where there is {got}")
     return build
+
+
+def _check_arguments(build: Any, architecture: Architecture) -> None:
+    """Refuse arguments that a function does not take, and name those that it takes."""
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # a function that does not tell
+        return
+    try:
+        signature.bind(**architecture.arguments)
+    except TypeError as reason:
+        wanted = f"be those of {architecture.name}({', '.join(signature.parameters)})"
+        checks.refuse("arguments", wanted, f"{architecture!r}: {reason}", error=TypeError)
 
 
 def _check_origin(build: Any, name: str, trust: tuple[str, ...]) -> None:

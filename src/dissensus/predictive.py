@@ -257,7 +257,10 @@ def _check_conformal(conformal: Conformal, described: OutputKind) -> None:
         fix = "Use dissensus.conformal.calibrate, or Conformal.of_record."
         checks.refuse("conformal", "be a Conformal", type(conformal).__name__, fix, TypeError)
     if conformal.kind != described:
-        checks.refuse("conformal", f"be calibrated for {described}", str(conformal.kind))
+        differ = [name for name in described._fields if getattr(described, name) != getattr(conformal.kind, name)]
+        wanted, got = (", ".join(f"{n}={getattr(k, n)!r}" for n in differ) for k in (described, conformal.kind))
+        fix = "Give `predictive` and `calibrate` the same task, loss, pool and kind."
+        checks.refuse("conformal", f"be calibrated for outputs of {wanted}", got, fix)
 
 
 def _of_classes(outputs: Tensor, kind: OutputKind) -> dict[str, Tensor]:

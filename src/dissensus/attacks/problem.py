@@ -8,9 +8,9 @@ from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Integer
-from torch import Tensor
+from torch import Tensor, nn
 
-from dissensus import checks
+from dissensus import calls, checks
 from dissensus.attacks.losses import AttackLoss
 from dissensus.attacks.target_model import (
     Model,
@@ -221,7 +221,10 @@ def attack_problem(
         inputs = x.detach().to(device)
         inputs = inputs.clone() if inputs.is_inference() else inputs
         examples = Examples(inputs, labels, targets, torch.arange(len(x), device=device))
-        problem = AttackProblem(TargetModel(model, pool), examples, target is not None, (low, high), x.device, capture)
+        with _misfits_told(model, inputs):
+            problem = AttackProblem(
+                TargetModel(model, pool), examples, target is not None, (low, high), x.device, capture
+            )
         invalid = int((~is_valid(problem.clean_scores)).sum())
         if invalid:
             checks.refuse("model", "give numbers for clean inputs", f"NaN for {invalid} of {len(x)}")
@@ -230,6 +233,18 @@ def attack_problem(
             if first < 0 or last >= problem.classes:
                 checks.refuse(name, f"be classes from 0 to {problem.classes - 1}", f"classes from {first} to {last}")
         yield problem
+
+
+@contextmanager
+def _misfits_told(model: Model, inputs: Tensor) -> Iterator[None]:
+    """Inputs that do not fit the network are told in one sentence."""
+    try:
+        yield
+    except (RuntimeError, IndexError, TypeError) as reason:
+        told = calls.misfit(reason, inputs, model) if isinstance(model, nn.Module) else None
+        if told is None:
+            raise
+        raise told from reason
 
 
 def checked_box(x: Tensor, box: Box) -> Box:

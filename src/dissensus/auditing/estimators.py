@@ -121,12 +121,13 @@ def in_bag_of(model: Any, examples: int) -> Any:
 
     The record is by position, so it is read only for as many examples as the model was fitted to.
     """
-    if hasattr(model, "twin"):  # a dissensus Ensemble
-        recorded = getattr(model, "in_bag", "all")
-        return recorded if not isinstance(recorded, Tensor) or recorded.shape[1] == examples else None
     if isinstance(model, dict | list | tuple) or not hasattr(model, "predict"):
         return None
     inner = _unwrapped(model)[0]
+    inner = getattr(inner, "ensemble_", inner)  # of an estimator of dissensus.sklearn
+    if hasattr(inner, "twin"):  # a dissensus Ensemble
+        recorded = getattr(inner, "in_bag", "all")
+        return recorded if not isinstance(recorded, Tensor) or recorded.shape[1] == examples else None
     if type(inner).__name__.startswith(("Voting", "Stacking")):
         return "all"
     samples = getattr(inner, "estimators_samples_", None)
@@ -168,6 +169,8 @@ def members_of(
         checks.refuse("task", f"be {known!r} for {type(inner).__name__}", repr(task))
     if staged:
         return _stages(model, inner, prepare, known, kind)
+    if hasattr(inner, "predict_members"):
+        return _with_predict_members(model, inner, prepare, known, kind)
     parts = _parts_of(inner)
     if parts is None:
         _refuse_single(inner, name)
@@ -187,6 +190,22 @@ def members_of(
         ]
 
     return ModelMembers(known, read, outputs, classes, model, parts.rule)
+
+
+def _with_predict_members(
+    model: Any, inner: Any, prepare: Callable[[Any], Any], task: str | None, kind: str | None
+) -> ModelMembers:
+    """An estimator of `dissensus.sklearn`, whose members tell probabilities, or values."""
+    read = VALUES if task == "regression" else PROBABILITIES
+    if kind not in (None, read):
+        checks.refuse("kind", f"be {read!r} for {type(inner).__name__}", repr(kind))
+
+    def outputs(X: Any) -> list[Any]:
+        return list(inner.predict_members(prepare(X)))
+
+    if getattr(inner, "multilabel_", False):
+        return ModelMembers("multilabel", read, outputs)
+    return ModelMembers(task, read, outputs, getattr(inner, "classes_", None), model, "averages its members")
 
 
 class _Parts(NamedTuple):

@@ -265,6 +265,8 @@ def _computed_sets(
     for name, path in files.items():
         own = read_data(path, target=target, image_size=image_size, labelled=False)
         inputs = own.tensors()[0]
+        if not len(inputs):
+            raise ValueError(f"{path} must hold at least one example; got none")
 
         def on_share(share: float, name: str = name) -> None:
             on_progress(f"outputs on {name}", share)

@@ -251,6 +251,8 @@ def _inputs(
 
     x, labels = read_data(data, target=target, image_size=image_size).tensors(examples)
     y = labels if isinstance(labels, torch.Tensor) else torch.as_tensor(_class_numbers(np.asarray(labels), data))
+    if not len(x):
+        raise ValueError(f"--data {data} must hold at least one example; got none")
     low, high = float(x.min()), float(x.max())
     if not x.is_floating_point() or low < 0 or high > 1:
         fix = "Scale them, and undo it inside the model."

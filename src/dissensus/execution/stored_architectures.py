@@ -73,8 +73,8 @@ def trusted_builds(
 ) -> Any:
     """A function that builds the saved network, or one per member; names that are not trusted are refused."""
     if architecture is None:
-        fix = "Saved with `architecture`, it needs none."
-        checks.refuse("build", f"return a member, since {path} was saved without an architecture", "none", fix)
+        fix = "Or save it again with save(path, architecture=...), which needs none."
+        checks.refuse("build", f"be given, since {path} was saved without an architecture", "none", fix)
     if isinstance(architecture, Architecture):
         return architecture.trusted(trust)
     builds: list[Callable[[], nn.Module]] = [part.trusted(trust) for part in architecture]

@@ -165,9 +165,8 @@ def gaussian(outputs: Tensor, class_axis: int = 2, floor: float = losses.VARIANC
     >>> {name: round(values.item(), 4) for name, values in results.items()}
     {'mean': 0.0, 'variance': 2.0, 'std': 1.4142, 'aleatoric': 1.0, 'epistemic': 1.0}
     """
-    axis = dense.axis_of(outputs, class_axis)
-    moments = losses.gaussian_moments(outputs, floor, class_axis=axis)
-    return _with_variances(pooling.moment_matched(*moments))
+    means, variances = losses.gaussian_moments(outputs, floor, class_axis=class_axis)
+    return _with_variances(pooling.moment_matched(means, variances))
 
 
 def _with_variances(moments: pooling.Moments) -> dict[str, Tensor]:

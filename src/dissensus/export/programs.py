@@ -14,7 +14,7 @@ from dissensus.arrays import Conversion
 from dissensus.axes import PerExampleLoss
 from dissensus.calls import Call, NetworkInputs, network_inputs
 from dissensus.execution.skeleton import first_line
-from dissensus.export.outputs import Outputs, Pool, Task, chosen, loss_of
+from dissensus.export.outputs import Outputs, Pool, Task, checked, chosen, loss_of
 from dissensus.export.tracing import Exportable, members_of, with_signature
 
 if TYPE_CHECKING:
@@ -70,14 +70,18 @@ def program(
     function = chosen(task, pool, outputs, loss=loss, class_axis=class_axis, member_outputs=member_outputs)
     inputs = _example(model, example, dynamic_batch)
     try:
-        exportable = Exportable(members_of(model, inputs), function).eval()
+        members = members_of(model, inputs)
         with torch.no_grad():
-            reference = calls.outputs_of(exportable, inputs)
+            raw = calls.outputs_of(members, inputs)
     except (RuntimeError, IndexError, TypeError) as reason:
         told = calls.misfit(reason, inputs, model) if isinstance(model, nn.Module) else None
         if told is None:
             raise
         raise told from reason
+    _check_batch(raw, inputs)
+    exportable = Exportable(members, function).eval()
+    with torch.no_grad():
+        reference = checked(function(raw))
     entry = losses.known(loss_of(task, loss)) if outputs is None else None
     _check_outputs(reference, calls.examples(inputs), None if entry is None else entry.takes)
     exported = _traced(with_signature(exportable, model, inputs), inputs, dynamic_batch)
@@ -106,6 +110,18 @@ def _example(model: Any, example: Any, dynamic_batch: bool) -> NetworkInputs:
 def example_inputs(model: nn.Module, example: Any) -> NetworkInputs:
     """An example, of any form, as the inputs of a network."""
     return network_inputs(Conversion.of(model).inputs(example, "example"))
+
+
+def _check_batch(raw: Any, inputs: NetworkInputs) -> None:
+    """Refuse one example without a batch: its first axis would be taken for examples."""
+    rows = calls.examples(inputs)
+    if isinstance(raw, Tensor) and (raw.ndim < 2 or raw.shape[1] != rows):
+        got = (
+            f"{checks.shape_text(next(iter(calls.tensors(inputs))).shape)}, for which members return {list(raw.shape)}"
+        )
+        checks.refuse(
+            "example", "be a batch [B, ...], with an output for every row", got, "One row? Use example[None]."
+        )
 
 
 def _check_outputs(results: dict[str, Tensor], rows: int, kind: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import dissensus.reporting.classification as classification
 import dissensus.reporting.regression as regression
+from dissensus.auditing.evidence import FEWEST
 from dissensus.auditing.page import MEANINGS
 from dissensus.metrics.intervals import Interval
 from dissensus.pages.parts import News, significant
@@ -35,6 +36,10 @@ class Limits:
     """Area from which shifted data is noticed."""
     drop: float = 0.05
     """Loss of accuracy on shifted data that matters."""
+    examples: int = FEWEST
+    """Examples from which there is an answer: intervals of fewer are too narrow."""
+    training_rows: float = 0.01
+    """Share of examples that the model was trained on, from which numbers do not speak of new data."""
 
 
 LIMITS = Limits()
@@ -67,8 +72,32 @@ def findings(data: ReportData, measured: Measured, limits: Limits = LIMITS) -> l
     diversity = Finding(
         "Is its diversity real?", audit.verdict, MEANINGS[audit.verdict].news, f"{reason[:1].upper()}{reason[1:]}."
     )
-    shifts = [_notices(name, result, data, measured, limits) for name, result in measured.shifted.items()]
-    return [*questions, diversity, *shifts]
+    shifts = [
+        _of_enough(_notices(name, result, data, measured, limits), min(result.examples, len(data.targets)), limits)
+        for name, result in measured.shifted.items()
+    ]
+    questions = [_of_enough(answer, len(data.targets), limits) for answer in questions]
+    return [*_new_to_it(data, limits), *questions, diversity, *shifts]
+
+
+def _of_enough(answer: Finding, examples: int, limits: Limits) -> Finding:
+    """An answer, unless it rests on too few examples."""
+    if examples >= limits.examples or answer.news == "none":
+        return answer
+    text = f"{answer.sentence} Fewer than {limits.examples} examples are too few to tell."
+    return answer._replace(answer="cannot tell", news="none", sentence=text)
+
+
+def _new_to_it(data: ReportData, limits: Limits) -> list[Finding]:
+    """Asked only where examples are known from training."""
+    rows, examples = data.facts.get("training_rows", 0), len(data.targets)
+    if not rows:
+        return []
+    text = f"{rows:,} of {examples:,} examples are rows that the model was trained on."
+    question = "Is the data new to it?"
+    if rows < limits.training_rows * examples:
+        return [Finding(question, "all but a few", "none", text)]
+    return [Finding(question, "no", "bad", f"{text} Numbers on them say nothing about new data: use test data.")]
 
 
 def verdict(answers: list[Finding]) -> str:

@@ -262,7 +262,7 @@ class _Model:
             if not alone and (not isinstance(batch, list | tuple) or len(batch) < 2):
                 checks.refuse(name, "give batches (x, y)", type(batch).__name__, error=TypeError)
             inputs = batch if alone else batch[0]
-            outputs.append(_with_members(self.members.outputs(inputs), len(inputs)))
+            outputs.append(_with_members(self.members, inputs))
             targets += [] if alone else [torch.as_tensor(batch[1])]
             progress((i + 1) / total if total else 0.0)
         if not outputs:
@@ -297,11 +297,17 @@ class _Model:
         return _checked_outputs(raw, settings, "reference")
 
     def facts(self, outputs: Float[Tensor, "M N C"], data: _OpenedSet, settings: Settings) -> dict[str, Any]:
-        """Whether the pooled outputs are the model's prediction, for models that have one."""
+        """Whether the pooled outputs are the model's prediction, for models that have one; else known training rows."""
         if self.members.predictor is None:
-            return {}
+            return self._recognised(data)
         parts = [part[:, 0] if part.shape[1] == 1 else part for part in outputs.numpy()]
         return {"matches_own_prediction": own_prediction(self.members, parts, data.raw, settings.kind, settings.pool)}
+
+    def _recognised(self, data: _OpenedSet) -> dict[str, Any]:
+        """How many examples are rows that the model was trained on, by the record that `dissensus.fit` keeps."""
+        if data.raw is None or not hasattr(self.model, "trained_on"):
+            return {}
+        return {"training_rows": int(self.model.trained_on(data.raw).sum())}
 
 
 def member_outputs(model: Any, inputs: Any, batch_size: int = 1024, progress: OnShare = lambda _: None) -> Any:
@@ -318,19 +324,23 @@ def _run(members: ModelMembers, raw: Any, batch_size: int, progress: OnShare, mo
     parts = []
     for start in range(0, len(raw), size):
         batch = raw[start : start + size]
-        parts.append(_with_members(members.outputs(batch), len(batch)))
+        parts.append(_with_members(members, batch))
         progress(min(1.0, (start + size) / len(raw)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _with_members(outputs: Any, examples: int) -> Any:
+def _with_members(members: ModelMembers, inputs: Any) -> Any:
     """Outputs as one tensor ``[M, B, ...]``. Those of a plain network, ``[B, C]`` or ``[B]``, are one member's."""
+    outputs, examples = members.outputs(inputs), len(inputs)
     if isinstance(outputs, list | tuple):
         return torch.stack([torch.as_tensor(np.asarray(part)) for part in outputs])
     values = outputs if isinstance(outputs, Tensor) else torch.as_tensor(np.asarray(outputs))
-    if values.ndim == 1 or (values.ndim == 2 and len(values) == examples and values.shape[1] != examples):
-        return values.unsqueeze(0)
-    return values
+    if values.ndim != 2:
+        return values.unsqueeze(0) if values.ndim == 1 else values
+    plain = len(values) == examples
+    if plain and values.shape[1] == examples > 1:  # as many classes as examples, or M = B: one example tells
+        plain = len(np.asarray(members.outputs(inputs[:1]))) == 1
+    return values.unsqueeze(0) if plain else values
 
 
 def _settings(arguments: ReportArguments, targets: Any, source: "_Stored | _Model") -> Settings:
@@ -350,6 +360,10 @@ def _settings(arguments: ReportArguments, targets: Any, source: "_Stored | _Mode
     if task == "regression":
         if arguments.kind is not None:
             fix = "Use loss='gaussian_nll' or loss='quantile' for members that predict distributions."
+            if arguments.task is None and loss_name is None:
+                fix = (
+                    "Classes? Targets must be whole numbers [N], or names: y.long() of floats, y.argmax(-1) of one-hot."
+                )
             checks.refuse("kind", "be left out for regression", repr(arguments.kind), fix)
         loss = loss_name or "squared_error"
         kind = _VALUE_KINDS[loss]
@@ -361,7 +375,9 @@ def _settings(arguments: ReportArguments, targets: Any, source: "_Stored | _Mode
         return Settings(task, kind, loss, pool, losses.check_levels(levels) if levels else ())
     kind = arguments.kind or source.kind(task)
     if kind not in ("logits", "probabilities"):
-        fix = "It is not guessed from values." if kind is None else "Hard votes have no probabilities to report on."
+        fix = "Hard votes have no probabilities to report on."
+        if kind is None:
+            fix = "It is not guessed from values. Whole numbers that are values? Use task='regression'."
         checks.refuse("kind", "be 'logits' or 'probabilities'", repr(kind), fix)
     pool = arguments.pool or "probability"
     checks.one_of("pool", pool, POOLS["classification"])

@@ -47,10 +47,11 @@ class NumericColumn:
 class CategoricalColumn:
     """A column of categories, one feature each.
 
-    A category that training did not have has zeros in all features, as a missing value has.
+    A category that training did not have has zeros in all features, as a missing value has where they are imputed.
     """
 
     categories: list[str | float | bool]
+    imputed: bool = False
 
     @property
     def width(self) -> int:
@@ -59,15 +60,30 @@ class CategoricalColumn:
 
     def features(self, name: object, values: np.ndarray) -> np.ndarray:
         """The features ``[N, width]`` of a column ``[N]``."""
-        if values.dtype.kind == "f" and self.categories and all(isinstance(c, str) for c in self.categories):
-            fix = f"Convert it first: X[{name!r}] = X[{name!r}].astype(str), if its texts are numbers."
-            checks.refuse(f"column {name!r}", "hold texts, as in training", "numbers", fix, TypeError)
+        keys = [_key(value) for value in values]
+        if None in keys and not self.imputed:
+            _refuse_missing(name)
+        self._check_kinds(name, keys)
         place: dict[object, int] = {category: number for number, category in enumerate(self.categories)}
-        codes = np.fromiter((place.get(_key(value), -1) for value in values), dtype=int, count=len(values))
+        codes = np.fromiter((place.get(key, -1) for key in keys), dtype=int, count=len(values))
         result = np.zeros((len(values), len(self.categories)))
         known = codes >= 0
         result[known.nonzero()[0], codes[known]] = 1.0
         return result
+
+    def _check_kinds(self, name: object, keys: list[str | float | bool | None]) -> None:
+        """Refuse texts where training had none, and the reverse: "True" would pass for a category that is new."""
+        texts = [isinstance(category, str) for category in self.categories]
+        if not texts or (any(texts) and not all(texts)):
+            return
+        other = next((key for key in keys if key is not None and isinstance(key, str) != texts[0]), None)
+        if other is None:
+            return
+        wanted, fix = "texts", f"Convert it first: X[{name!r}] = X[{name!r}].astype(str), if its texts are numbers."
+        if not texts[0]:
+            known = ", ".join(map(repr, self.categories[:4]))
+            wanted, fix = f"numbers or truth values ({known})", "Convert its texts first."
+        checks.refuse(f"column {name!r}", f"hold {wanted}, as in training", repr(other), fix, TypeError)
 
 
 Column = NumericColumn | CategoricalColumn
@@ -223,7 +239,7 @@ def _categories(name: object, values: np.ndarray, impute: bool) -> CategoricalCo
     if len(categories) > MOST_CATEGORIES:
         fix = "Is it an identifier or a text? Drop it, or encode it before. Numbers? Convert them with astype(float)."
         checks.refuse(f"column {name!r}", f"have at most {MOST_CATEGORIES} categories", len(categories), fix)
-    return CategoricalColumn(categories)
+    return CategoricalColumn(categories, impute)
 
 
 def _key(value: Any) -> str | float | bool | None:

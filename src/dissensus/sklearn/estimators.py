@@ -1,10 +1,12 @@
 """scikit-learn estimators: tables in, calibrated predictions with uncertainty out."""
 
+import copy
 import functools
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -121,21 +123,34 @@ class _Estimator(BaseEstimator):
             sample_weight: The weight of every row, 0 or more. Rows of weight 0 are left out.
         """
         going_on = bool(self.warm_start) and hasattr(self, "ensemble_")
-        table = self._table(X, y, sample_weight, reset=not going_on)
-        seed = self.seed_ + 1 if going_on else self._drawn_seed()
-        ensemble = self._ensemble_to_train(seed, going_on=going_on)
-        history = self._train(ensemble, table, seed, checks.count("epochs", self.epochs), early_stopping=True)
-        self._keep(ensemble, history, seed, len(history.epochs))
+        with self._all_or_nothing():
+            table = self._table(X, y, sample_weight, reset=not going_on)
+            seed = self.seed_ + 1 if going_on else self._drawn_seed()
+            ensemble = self._ensemble_to_train(seed, going_on=going_on)
+            history = self._train(ensemble, table, seed, checks.count("epochs", self.epochs), early_stopping=True)
+            self._keep(ensemble, history, seed, len(history.epochs))
         return self
 
     def _partial_fit(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> Self:
         first = not hasattr(self, "ensemble_")
-        table = self._table(X, y, sample_weight, reset=first, classes=classes)
-        seed = self._drawn_seed() if first else self.seed_ + 1
-        ensemble = self._ensemble_to_train(seed, going_on=not first)
-        history = self._train(ensemble, table, seed, 1, early_stopping=False)
-        self._keep(ensemble, history, seed, 1 if first else self.n_iter_ + 1)
+        with self._all_or_nothing():
+            table = self._table(X, y, sample_weight, reset=first, classes=classes)
+            seed = self._drawn_seed() if first else self.seed_ + 1
+            ensemble = self._ensemble_to_train(seed, going_on=not first)
+            history = self._train(ensemble, table, seed, 1, early_stopping=False)
+            self._keep(ensemble, history, seed, 1 if first else self.n_iter_ + 1)
         return self
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Attributes stay as they were where training fails or is interrupted: new scales do not fit old weights."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
 
     def _keep(self, ensemble: Ensemble, history: History, seed: int, epochs: int) -> None:
         """Everything that a training leaves. A calibration belonged to other weights."""
@@ -207,7 +222,7 @@ class _Estimator(BaseEstimator):
                 if value != self.architecture_[name]:
                     fix = "Fit with warm_start=False."
                     checks.refuse(name, f"be {self.architecture_[name]}, as in the ensemble that goes on", value, fix)
-            return self.ensemble_
+            return copy.deepcopy(self.ensemble_)  # an interrupted training leaves the original as it was
         self.architecture_ = architecture
         build = builder(self.module, self.columns_.width, self._outputs(), self.hidden)
         return Ensemble(build, members=members, seed=seed).to(checks.device("device", self.device))
@@ -448,6 +463,10 @@ class EnsembleClassifier(ClassifierMixin, _Estimator):
         if isinstance(self.class_weight, str):
             fix = "Pass the weights of the classes as a dictionary."
             checks.refuse("class_weight", "be None or a dictionary for partial_fit", repr(self.class_weight), fix)
+        known = getattr(self, "classes_", None)
+        if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
+            fix = "Leave `classes` out after the first call."
+            checks.refuse("classes", f"be those of the first call ({known.tolist()[:10]})", list(classes)[:10], fix)
         return self._partial_fit(X, y, classes, sample_weight)
 
     def _learnt_targets(self, y: Any, counted: np.ndarray, weights: np.ndarray | None, classes: Any) -> Tensor:
@@ -469,7 +488,7 @@ class EnsembleClassifier(ClassifierMixin, _Estimator):
         check_classification_targets(y)
         self.classes_ = np.unique(y if classes is None else classes)
         if len(self.classes_) < 2:
-            raise ValueError(f"y must have two classes or more; got one class, {self.classes_[0]!r}.")
+            raise ValueError(f"y must have two classes or more; got one class, {self.classes_.tolist()[0]!r}.")
         return self._known_targets(y)[torch.from_numpy(counted)]
 
     def _known_targets(self, y: Any) -> Tensor:
@@ -482,8 +501,9 @@ class EnsembleClassifier(ClassifierMixin, _Estimator):
         place = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         unknown = self.classes_[place] != y
         if unknown.any():
-            fix = "Pass all classes at the first partial_fit(..., classes=...)."
-            checks.refuse("y", f"hold classes that are known ({self.classes_.tolist()[:10]})", repr(y[unknown][0]), fix)
+            fix = "New classes need a new fit, or all classes at the first partial_fit(..., classes=...)."
+            got = repr(y[unknown].tolist()[0])
+            checks.refuse("y", f"hold classes that are known ({self.classes_.tolist()[:10]})", got, fix)
         return torch.from_numpy(place)
 
     def _class_weights(self, targets: Tensor) -> np.ndarray | None:
@@ -555,15 +575,15 @@ class EnsembleClassifier(ClassifierMixin, _Estimator):
     def calibrate(self, X: Any, y: Any, *, method: str | None = None) -> Self:
         """Calibrate probabilities by a temperature, and prediction sets by split conformal prediction.
 
-        The rows must be new: neither training nor early stopping may have used them. Half of them, with the same share
-        of every class, give the temperature, and the other half the scores of prediction sets, so that neither has seen
-        the other's rows. Where no row of the first half is misclassified, the temperature stays 1, since the best one
-        would be 0. With too few rows for a level, sets hold all classes.
+        The rows must be new: neither training nor early stopping may have used them. Half of them, drawn at random,
+        give the temperature, and the other half the scores of prediction sets, so that neither has seen the other's
+        rows. Where no row of the first half is misclassified, the temperature stays 1, since the best one would be 0.
+        With too few rows for a level, sets hold all classes.
 
         Args:
             X: Features.
             y: Classes, of those in training.
-            method: Score of prediction sets: ``"aps"`` (the default), ``"lac"`` or ``"raps"``. See
+            method: Score of prediction sets: ``"lac"`` (the default), ``"aps"`` or ``"raps"``. See
                 `dissensus.conformal.calibrate`.
         """
         check_is_fitted(self, "ensemble_")
@@ -880,13 +900,14 @@ def shown() -> Any:
 
 
 def _halves(targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two halves of calibration rows, for a temperature and for scores; a single row, and too few, are for scores."""
+    """Two halves of calibration rows, for a temperature and for scores; a single row, and too few, are for scores.
+
+    Halves by class would not do: which rows give scores must not depend on labels, else new rows are not exchangeable
+    with them, and sets hold the truth less often than they state.
+    """
     if len(targets) < 4:
         return torch.arange(0), torch.arange(len(targets))
-    try:
-        second, first = Split(0.5).rows(targets, seed=seed)
-    except ValueError:  # every class has one row
-        second, first = Split(0.5, stratify=False).rows(targets, seed=seed)
+    second, first = Split(0.5, stratify=False).rows(targets, seed=seed)
     return first, second
 
 
