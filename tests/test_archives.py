@@ -138,7 +138,7 @@ HEADERS = {
     "truncated": (npy("<f4", (2, 3, 4), ROW[:-1]), "cut short|size is wrong"),
     "bfloat16": (npy("<V2", (2, 3, 4), ROW), "bfloat16 and float8"),
     "float8": (npy("|V1", (2, 3, 4), ROW), "bfloat16 and float8"),
-    "unknown type": (npy("float8_e4m3fn", (2, 3, 4), ROW), "no array of numpy"),
+    "unknown type": (npy("float8_e4m3fn", (2, 3, 4), ROW), "no array of numpy|raw bytes"),  # ml_dtypes may know it
     "complex": (npy("<c8", (2, 3, 2), ROW), "complex numbers"),
     "dates": (npy("<M8[s]", (2, 3, 2), ROW), "dates"),
     "objects": (npy("|O", (2, 3, 4), ROW), "pickles are not opened"),

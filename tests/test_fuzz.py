@@ -54,7 +54,7 @@ def test_mistakes_end_in_one_clear_message(kind, count, workplace, unchecked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("spec", 1100), ("set", 350), ("command", 200)])
+@pytest.mark.parametrize(("kind", "count"), [("spec", 1100), ("set", 700), ("command", 200)])
 def test_thousands_of_mistakes_end_in_one_clear_message(kind, count, workplace, unchecked):
     ends, _ = failures(kind, range(1000, 1000 + count), workplace)
     assert not ends, "\n".join(ends)

@@ -194,3 +194,26 @@ def test_digits_are_split_by_the_seed_and_corrupted_after_it():
     assert (shifted != x).flatten(1).any(1).double().mean() > 0.9
     assert torch.equal(x, again.test[0])
     assert not torch.equal(y, other.test[1])
+
+
+def test_a_study_that_was_broken_off_goes_on_with_its_trainings(tmp_path, monkeypatch):
+    changes = {**TINY, "grid.method": ["deep-ensemble", "heads", "lora"], "optimisation.epochs": 2}
+
+    class BrokenOff(Exception):
+        pass
+
+    def breaks_off(*_):
+        raise BrokenOff
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sharing, "write_targets", breaks_off)  # after the last training
+        with pytest.raises(BrokenOff):
+            runner.run(STUDY, "smoke", changes=changes, root=tmp_path, on_study=lambda text, share: None)
+    trained = []
+    monkeypatch.setattr(
+        "dissensus.train.engine.Engine._train_epoch", lambda engine: trained.append(engine) or pytest.fail("again")
+    )
+    seen = []
+    again = runner.run(STUDY, "smoke", changes=changes, root=tmp_path, on_study=lambda text, share: seen.append(text))
+    assert len(read_report(again).rows) == 3
+    assert not trained, "finished trainings come from their checkpoints"

@@ -113,6 +113,11 @@ def _monte_carlo(make: Make, settings: Settings) -> nn.Module:
     return masks.monte_carlo(make(), int(settings["members"]), float(settings["rate"]))
 
 
+def _given(network: nn.Module) -> nn.Module:
+    """A network that exists."""
+    return network
+
+
 SEPARATE = Kind(_plain)
 KINDS: dict[str, Kind] = {
     HEADS: Kind(_heads, ("layers",), "frozen", starts_trained=True),
@@ -159,18 +164,19 @@ class SharedTraining:
         """Number of networks: one where members live inside it."""
         return 1 if self.kind.inside else int(self.settings["members"])
 
-    def make(self) -> nn.Module:
-        """A plain network with new weights."""
+    @property
+    def make(self) -> Make:
+        """Makes a plain network with new weights. A checkpoint recognises it, so it holds nothing but its settings."""
         spec = self.context.spec
         assert spec.members is not None
         network = str(self.settings.get("network", spec.members.network))
         name = network if self.kind is SEPARATE else spec.members.network
-        return maker(name, self.prepared.data.study_data(), spec.members.options)()
+        return maker(name, self.prepared.data.study_data(), spec.members.options)
 
     def trained(self, number: int, point: Mapping[str, Any], first: FirstNetwork | None) -> tuple[TrainedRun, float]:
         """The trained ensemble, and the cost of its training."""
         kind, settings, epochs = self.kind, self.settings, self.context.spec.optimisation.epochs
-        make = self.make if first is None else lambda: first.network
+        make = self.make if first is None else partial(_given, first.network)
         build = partial(kind.build, make, settings)
         before = 0.0 if first is None else first.cost
         with torch.random.fork_rng(devices=[]):  # networks that are only counted draw from no stream of the caller's
