@@ -88,11 +88,12 @@ class Skeleton:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers that each member has for itself, by name; one that hangs in two places occurs once."""
-        return {name: tensor for name, tensor in self._hanging().items() if name not in self.shared}
+        hanging = self._hanging()
+        return {name: tensor for name, tensor in hanging.items() if name not in self.shared} if self.shared else hanging
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers that members share. They hang in the network as they are, and are never lent."""
-        return {name: tensor for name, tensor in self._hanging().items() if name in self.shared}
+        return {name: tensor for name, tensor in self._hanging().items() if name in self.shared} if self.shared else {}
 
     def _hanging(self) -> dict[str, Tensor]:
         with self._alone():
