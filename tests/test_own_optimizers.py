@@ -59,7 +59,7 @@ def assert_members_equal(ensemble, expected, rtol=1e-9, atol=1e-11):
 
 
 def fitted(ensemble, optimizer, **options):
-    options = {"epochs": EPOCHS, "batch_size": BATCH, "shuffle": False, **options}
+    options = {"epochs": EPOCHS, "batch_size": BATCH, "shuffle": False, "deterministic": True, **options}
     return ds.fit(ensemble, data(), independent, optimizer=optimizer, **options)
 
 
