@@ -643,3 +643,12 @@ def test_without_scikit_learn_the_extra_is_named():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'dissensus[sklearn]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_calibration_on_training_rows_is_told(classes, caplog):
+    X, y = classes
+    model = EnsembleClassifier(members=2, epochs=2, random_state=0, validation_fraction=None).fit(X[:60], y[:60])
+    model.calibrate(X[60:], y[60:])
+    assert "calibration" not in caplog.text
+    model.calibrate(X[:60], y[:60])
+    assert "were used for training" in caplog.text

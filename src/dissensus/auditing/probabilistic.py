@@ -82,7 +82,7 @@ class ProbabilisticLoss:
 
     def targets(self, width: int, name: str) -> int:
         """Number of targets of outputs with a number of columns."""
-        parts = {"gaussian_nll": 2, "quantile": len(self._levels), "poisson": 1}[self.name]
+        parts = losses.outputs_per_target(self.loss)
         if width % parts:
             meaning = "a mean and a log-variance" if self.name == "gaussian_nll" else f"{parts} quantiles"
             requirement = f"have {parts} columns for every target, {meaning}, for the loss {self.name!r}"

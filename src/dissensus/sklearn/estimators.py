@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 import math
 import sys
 from abc import abstractmethod
@@ -40,6 +41,11 @@ from dissensus.train import History, Progress, fit
 
 NO_FLOOR = 1e-300
 """The floor of variances in the unit of y: that of training is part of them already."""
+
+log = logging.getLogger("dissensus")
+
+MOST_USED_ROWS = 0.01
+"""Share of calibration rows that may be training rows without a word: some tables hold rows twice."""
 
 
 class Table(NamedTuple):
@@ -278,6 +284,15 @@ class _Estimator(BaseEstimator):
         )
 
     def _conformal_of(self, X: Any, y: Tensor, method: Any) -> Conformal:
+        features = torch.from_numpy(self.columns_.features(self._checked_X(X, reset=False)))
+        used = int(self.ensemble_.trained_on(features).sum())
+        if used > MOST_USED_ROWS * len(features):
+            log.warning(
+                "%d of %d rows for the calibration were used for training, so that sets and intervals are too small; "
+                "calibrate on new rows",
+                used,
+                len(features),
+            )
         outputs = self._calibrated_outputs(X)
         return conformal.calibrate(
             outputs, y, task=self._task(), loss=self._output_loss(), pool=self._pool(), method=method
