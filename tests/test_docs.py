@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+import dissensus
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,6 +48,54 @@ def test_lock_pins_every_package_exactly():
     lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     assert "torch==2.13.0" in lines
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    assert [project["version"]] == citation == [dissensus.__version__]
+
+
+def test_extras_that_messages_name_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = [page.read_text() for page in (*PAGES, *(ROOT / "src").rglob("*.py"))]
+    groups = [group for text in texts for group in re.findall(r"(?:dissensus|\.)\[([a-z,]+)\]'", text)]
+    named = {name for group in groups for name in group.split(",")}
+    assert {"cli", "hpo", "all", "dev"} <= named <= set(extras)
+    (whole,) = extras["all"]
+    assert "dev" not in re.split(r"[\[\],]", whole)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site as `make docs` builds it: strictly, so that a link that leads nowhere fails."""
+    folder = tmp_path_factory.mktemp("site")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_shows_examples_as_code(site):
+    reference = (site / "reference.html").read_text()
+    assert "<blockquote>" not in reference
+    assert reference.count('class="gp"') > 300  # prompts that are highlighted
+    assert not list(site.rglob("*.py")), "scripts are not published"
+
+
+def test_examples_of_docstrings_get_fences(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    fenced = importlib.import_module("doctest_blocks").fenced
+    text = "A sum.\n>>> 1 + 1\n2\n\nMore.\n\n    >>> x = [\n    ...     1]\n    >>> x\n    [1]"
+    expected = (
+        "A sum.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore.\n\n"
+        "    ```pycon\n    >>> x = [\n    ...     1]\n    >>> x\n    [1]\n    ```"
+    )
+    assert fenced(text) == expected
+    assert fenced(expected) == expected
+    assert fenced("No example.") == "No example."
 
 
 def render_tables(folder, *arguments):
