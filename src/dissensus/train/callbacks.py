@@ -1,7 +1,9 @@
-"""Callbacks that write what a training measures: a CSV file, JSON lines, or TensorBoard.
+"""Callbacks that log a training (CSV, JSON lines, TensorBoard), and one that ends the worst runs of a sweep.
 
 A callback is any object with a method ``on_epoch(entry)``, ``on_step(entry)`` or both, or a plain function, which
-stands for ``on_epoch``; `dissensus.fit` says what entries hold and what returning True does. An object may also have
+stands for ``on_epoch``; `dissensus.fit` says what entries hold and what returning True does. A method
+``on_runs(entries)`` is called once at the end of every epoch, with the entries of all runs that are trained together.
+It returns the places in that list whose runs are to stop, or None. An object may also have
 ``on_start(start)``: it is called with a `Start` before the first step of every training, and its errors refuse the
 training before anything is written. In a sweep, runs that are trained together start together.
 
@@ -16,14 +18,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from dissensus import checks
 from dissensus.output_files import write_output
 from dissensus.train.history import flattened
 from dissensus.train.notification import Entry, Start
 
-__all__ = ["CSVLog", "JSONLines", "Start", "TensorBoard", "flattened"]
+__all__ = ["CSVLog", "JSONLines", "Start", "SuccessiveHalving", "TensorBoard", "flattened"]
 
 _PLACE = ("twin", "run", "member")
 """Names in an entry that tell trainings of one `fit` or `sweep` apart."""
@@ -72,6 +74,97 @@ class JSONLines:
     def on_epoch(self, entry: Entry) -> None:
         """Append a line."""
         self._log.add(entry)
+
+
+class SuccessiveHalving:
+    """Ends the worst candidates of a sweep early: at each rung the best 1/``factor`` of them go on.
+
+    A candidate is a point of the grid without its seed. Its value is the mean over its seeds of the best value that
+    each has reached. Runs that end leave the computation and cost nothing any more. The others go on without a restart:
+    each equals the same run of a sweep without this callback. Jamieson and Talwalkar (2016), Algorithm 1.
+
+    Candidates compete with those that are trained together: runs of one shape that fit into memory at once. At least
+    one candidate is kept. Of equal candidates the earlier in the grid goes on. A candidate without a finite value goes
+    first. A run that has left by itself (``patience``, or a loss that is not finite) counts with the best value it had.
+
+    Args:
+        rungs: Epochs, counted from 1, after which candidates are dropped.
+        factor: Of n candidates, ⌈n / factor⌉ go on.
+        metric: The name of a number in the entries: "validation" (which needs ``validation=``), or another one.
+        mode: Whether the lower ("min") or the higher values ("max") are better.
+        seed: The name of the seed in the grid.
+
+    >>> halving = SuccessiveHalving([1], factor=2)
+    >>> points = [{"beta": beta, "seed": seed} for beta in (0.0, 0.5) for seed in (0, 1)]
+    >>> values = [0.5, 0.7, 0.4, 0.6]
+    >>> halving.on_runs(
+    ...     [
+    ...         {"run": run, "point": point, "epoch": 1, "validation": value}
+    ...         for run, (point, value) in enumerate(zip(points, values))
+    ...     ]
+    ... )
+    [0, 1]
+    """
+
+    def __init__(
+        self,
+        rungs: Iterable[int],
+        *,
+        factor: float = 3.0,
+        metric: str = "validation",
+        mode: Literal["min", "max"] = "min",
+        seed: str = "seed",
+    ) -> None:
+        self.rungs = [checks.count("rungs", rung) for rung in rungs]
+        if not self.rungs or self.rungs != sorted(set(self.rungs)):
+            checks.refuse("rungs", "be epochs in rising order, one at least", self.rungs)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < math.inf:
+            checks.refuse("factor", "be a number above 1", repr(factor))
+        if mode not in ("min", "max"):
+            checks.refuse("mode", 'be "min" or "max"', repr(mode))
+        self.factor, self.metric, self.mode, self.seed = factor, metric, mode, seed
+        self.best: dict[tuple[str, int | None], float] = {}
+        """The best value of every run so far, by candidate and run, where lower is better."""
+
+    def on_start(self, start: Start) -> None:
+        """Forget earlier trainings of the same runs; take up the epochs before a checkpoint."""
+        here = {place.get("run") for place in start.places}
+        self.best = {key: value for key, value in self.best.items() if key[1] not in here}
+        for entry in start.entries:
+            self._note(entry)
+
+    def on_runs(self, entries: Sequence[Entry]) -> list[int] | None:
+        """Take an epoch into account; at a rung, return the runs to end."""
+        for entry in entries:
+            self._note(entry)
+        if entries[0]["epoch"] not in self.rungs:
+            return None
+        candidates: dict[str, list[int]] = {}
+        for place, entry in enumerate(entries):
+            candidates.setdefault(self._candidate(entry), []).append(place)
+        values = {name: self._mean(name) for name in candidates}
+        order = sorted(candidates, key=lambda name: values[name])  # stable: of equal ones the earlier stays
+        kept = math.ceil(len(order) / self.factor)
+        return sorted(place for name in order[kept:] for place in candidates[name])
+
+    def _note(self, entry: Entry) -> None:
+        value = entry.get(self.metric)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            numbers = [name for name, held in entry.items() if isinstance(held, float)]
+            fix = f"Use validation=0.2 in the sweep, or one of {', '.join(map(repr, numbers))}."
+            checks.refuse("metric", "name a number in the entries of a run", repr(self.metric), fix)
+        run = entry.get("run")
+        value = -value if self.mode == "max" else value
+        key = (self._candidate(entry), run)
+        self.best[key] = min(self.best.get(key, math.inf), value if math.isfinite(value) else math.inf)
+
+    def _candidate(self, entry: Entry) -> str:
+        point = {name: value for name, value in entry.get("point", {}).items() if name != self.seed}
+        return repr(sorted(point.items(), key=lambda item: item[0]))
+
+    def _mean(self, candidate: str) -> float:
+        values = [value for (name, _), value in self.best.items() if name == candidate]
+        return sum(values) / len(values)
 
 
 Row = Mapping[str, Any]

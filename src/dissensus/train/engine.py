@@ -451,6 +451,7 @@ class Engine:
                 by = None if self.callbacks is None else self.callbacks.epoch(run, record)
                 if by is not None:
                     state.stop(place, by)
+        self._notify_runs()
         going = state.active_runs().cpu()
         self._report(last=True)
         state.epoch, state.in_epoch = state.epoch + 1, 0
@@ -460,6 +461,16 @@ class Engine:
         if resting != state.resting and self.captured is not None:
             self.captured.forget()
         state.resting = resting
+
+    def _notify_runs(self) -> None:
+        """Give callbacks the epoch of all runs that are still in training, and stop those that they name."""
+        state = self.state
+        if self.callbacks is None:
+            return
+        ended = {run: place for place, run in enumerate(state.run_ids) if run not in (*state.failures, *state.stops)}
+        stopped = self.callbacks.runs({run: state.histories[run][-1] for run in ended}) if ended else {}
+        for run, by in stopped.items():
+            state.stop(ended[run], by)
 
     def _notify_step(self, latest: Mapping[str, Tensor], examples: int, factor: Tensor) -> bool:
         """Give callbacks the numbers of the latest step; return whether they have stopped the last run in training.

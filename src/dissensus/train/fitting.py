@@ -276,7 +276,7 @@ def fit(
             is no terminal, that line is all. Or a function that is called with a `Progress` about ten times a second
             and at the end of every epoch.
         callbacks: List of objects with a method ``on_epoch(entry)``, ``on_step(entry)`` or both, or of functions, which
-            stand for ``on_epoch``. `dissensus.callbacks` has ready ones.
+            stand for ``on_epoch``. `dissensus.callbacks` has ready ones, and says what ``on_runs`` and ``on_start`` do.
 
             ``on_epoch`` gets a copy of every entry of the history, validation included, after each epoch. ``on_step``
             gets ``epoch``, ``step`` (which counts from 1 over all epochs), ``lr``, the loss and the parts of that

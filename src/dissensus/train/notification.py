@@ -83,6 +83,18 @@ class Callbacks:
         """Give all callbacks the entry of an epoch; return the name of the first that stops the run."""
         return self._call("on_epoch", self._placed(run, entry))
 
+    def runs(self, entries: Mapping[int, Entry]) -> dict[int, str]:
+        """Give callbacks the entries of all runs at the end of an epoch; return the runs that they stop, and who."""
+        stopped: dict[int, str] = {}
+        numbers = list(entries)
+        for listener in self.listeners:
+            method = _method(listener, "on_runs")
+            if method is not None:
+                answer = method([_copied(self._placed(run, entry)) for run, entry in entries.items()])
+                for place in _places(answer, len(numbers), listener):
+                    stopped.setdefault(numbers[place], name_of(listener))
+        return stopped
+
     def step(self, run: int, entry: Entry) -> str | None:
         """Give callbacks the numbers of a step; return the name of the first that stops the run."""
         return self._call("on_step", self._placed(run, entry))
@@ -114,7 +126,22 @@ def _stops(answer: object) -> bool:
     return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
-_METHODS = ("on_epoch", "on_step")
+def _places(answer: object, runs: int, listener: object) -> list[int]:
+    """The places in the list of entries that an answer of ``on_runs`` names."""
+    if answer is None:
+        return []
+    requirement = f"return None or places in its list of {runs} entries from on_runs"
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes):
+        checks.refuse("callbacks", requirement, f"{answer!r} from {name_of(listener)}", error=TypeError)
+    places = list(answer)
+    if not all(isinstance(place, int | np.integer) and not isinstance(place, bool) for place in places):
+        checks.refuse("callbacks", requirement, f"{places!r} from {name_of(listener)}", error=TypeError)
+    if not all(0 <= place < runs for place in places):
+        checks.refuse("callbacks", requirement, f"{places!r} from {name_of(listener)}")
+    return [int(place) for place in places]
+
+
+_METHODS = ("on_epoch", "on_step", "on_runs")
 
 
 def _method(listener: Any, name: str) -> Callable[..., Any] | None:
