@@ -7,6 +7,7 @@ from dissensus.train.convergence import Convergence
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
 from dissensus.train.hyperparameters import drawn_hyperparameters, low_confidence, scale_weights
+from dissensus.train.parallel import RankFailed
 from dissensus.train.selection import Best
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep
@@ -18,6 +19,7 @@ __all__ = [
     "History",
     "OutOfMemory",
     "Progress",
+    "RankFailed",
     "Sweep",
     "TrainingDiverged",
     "callbacks",

@@ -27,14 +27,22 @@ class EarlyStopping:
         self.best_state = {name: tensor.clone() for name, tensor in body.state().items()}
 
     def update(
-        self, epoch: int, values: Float[Tensor, " U"], flat: Tensor, active: Bool[Tensor, " G"]
+        self,
+        epoch: int,
+        values: Float[Tensor, " U"],
+        flat: Tensor,
+        active: Bool[Tensor, " G"],
+        everyone: Tensor | None = None,
     ) -> Bool[Tensor, " G"]:
         """Take the metric of an epoch into account; return the rows that go on.
 
-        A unit whose rows all rest keeps its best weights: an improvement cannot come from its training.
+        A unit whose rows all rest keeps its best weights: an improvement cannot come from its training. ``everyone``:
+        the active rows of all processes, where several train one run.
         """
         values = values.detach().cpu().double()
         training = active.cpu().view(-1, self.rows_per_unit).any(1)
+        if everyone is not None and not self.rule.per_member and len(training) == 1:
+            training = everyone.cpu().any().reshape(1)
         improved = (self.sign * values < self.sign * self.best - self.rule.min_delta) & training
         self.best = torch.where(improved, values, self.best)
         self.best_epoch = torch.where(improved, epoch, self.best_epoch)

@@ -32,6 +32,7 @@ from dissensus.train.history import Failure, History, OnProgress, Progress, entr
 from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Numerics
+from dissensus.train.parallel import Ranks
 from dissensus.train.python_state import unchanged
 from dissensus.train.running_means import WEIGHT
 from dissensus.train.state import TrainState
@@ -107,6 +108,8 @@ class Engine:
     callbacks: Callbacks | None = None
     checkpointer: CheckpointWriter | None = None
     """Called between steps."""
+    ranks: Ranks | None = None
+    """Processes that train one run together; the state then has the members of this one."""
     capture: InitVar[Callable[["Engine"], CapturedSteps | None] | None] = None
     """Makes the captured steps of an engine; None, or a result of None: steps run eagerly."""
     captured: CapturedSteps | None = field(init=False)
@@ -125,8 +128,8 @@ class Engine:
 
     @property
     def members(self) -> int:
-        """Members per run."""
-        return self.state.members
+        """Members per run, those of other processes included."""
+        return self.state.members if self.ranks is None else self.ranks.members
 
     @property
     def runs(self) -> int:
@@ -225,7 +228,8 @@ class Engine:
             if not per_member:
                 tensor = tensor.unsqueeze(1).expand(-1, state.members, *tensor.shape[1:])
             elif not per_run:
-                tensor = tensor.expand(state.runs, *tensor.shape)
+                own = tensor if self.ranks is None else tensor[self.ranks.own]
+                tensor = own.expand(state.runs, *own.shape)
             return tensor.flatten(0, 1)[rows]
 
         if per_run or per_member:
@@ -242,7 +246,8 @@ class Engine:
             )
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
-        return outputs.unflatten(0, (state.runs, -1))
+        outputs = outputs.unflatten(0, (state.runs, -1))
+        return outputs if self.ranks is None else self.ranks.gathered(outputs, 1)
 
     def training_outputs(
         self,
@@ -267,8 +272,9 @@ class Engine:
             # A sum is finite only if every entry is, and it is one number to read back.
             total = torch.where(state.active_runs(), parts.total, 0.0) if state.resting else parts.total
             shared = 0.0 if state.shared is None or state.shared.grad is None else state.shared.grad.sum()
-            if not math.isfinite(float(total.sum() + grad.sum() + shared)):
-                failed = ~state.finite_runs(parts.total, grad)
+            finite = math.isfinite(float(total.sum() + grad.sum() + shared))
+            if not (finite if self.ranks is None else self.ranks.all_agree(finite, grad.device)):
+                failed = ~self._finite_runs(parts.total, grad)
                 for run in failed.nonzero().flatten().tolist():
                     self.blame(run, state.steps, batch, outputs, parts, grad)
                 state.freeze(failed)
@@ -276,6 +282,13 @@ class Engine:
             everyone = not (state.resting or self.replaying)  # as a captured step does
             self._update(grad, factor, self._examples(batch), everyone=everyone, updates=self.updates)
             state.add_losses(parts, self._examples(batch))
+
+    def _finite_runs(self, total: Tensor, grad: Tensor) -> Bool[Tensor, " R"]:
+        """Runs that may go on, in all processes."""
+        finite = self.state.finite_runs(total, grad)
+        if self.ranks is not None and not self.ranks.all_agree(bool(finite.all()), grad.device):
+            finite = torch.zeros_like(finite)
+        return finite
 
     def device_step(self, batch: Batch, factor: Tensor, failed_at: Tensor, *, updates: bool = True) -> None:
         """One step that reads nothing back, so that a graph can hold it.
@@ -334,7 +347,7 @@ class Engine:
                 (grad,) = torch.autograd.grad(parts.total.sum(), flat)
             else:
                 grad, shared = torch.autograd.grad(parts.total.sum(), (flat, state.shared.flat))
-                state.shared.take(shared)
+                state.shared.take(shared if self.ranks is None else self.ranks.summed(shared))
             return outputs, parts, grad
         outputs, parts, grad = groups.gradient(
             state.flat,
@@ -416,6 +429,8 @@ class Engine:
         """Record what was not finite in a run's step, in which members, and whether its batch had NaN already."""
         state = self.state
         shared = None if state.shared is None else state.shared.grad
+        if self.ranks is not None:  # one number per member says whether its gradient is finite
+            grad = self.ranks.gathered(torch.linalg.vector_norm(grad, math.inf, 1, keepdim=True))
         part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run, shared)
         if state.sampled is not None:
             members = [int(state.sampled[run, member]) for member in members]
@@ -430,20 +445,25 @@ class Engine:
 
     def _end_epoch(self, factor: float) -> None:
         state = self.state
-        means = {name: mean.tolist() for name, mean in self._means().items()}
+        means = self._decided({name: mean.tolist() for name, mean in self._means().items()})
         validation: dict[str, Tensor] = {}
         if self.validator is not None and state.stopping is not None:
             with state.evaluated():
-                metric, parts = self.validator(self)
+                metric, parts = self._decided(self.validator(self))
                 validation = {"": metric.view(state.runs, -1) if state.stopping.rule.per_member else metric, **parts}
-                state.active.copy_(state.stopping.update(state.epoch + 1, metric, state.flat, state.active))
+                everyone = self._of_all(state.active)
+                if self.ranks is not None and state.stopping.rule.per_member:
+                    metric = metric.flatten()[self.ranks.own]
+                going = state.stopping.update(state.epoch + 1, metric, state.flat, state.active, everyone)
+                state.active.copy_(going)
                 if state.shared is not None and state.stopping.best_epoch.tolist() == [state.epoch + 1]:
                     state.shared.note_best()
         if state.freezing is not None:
-            state.active.copy_(state.freezing.update(state.epoch + 1, means["member_loss"][0], state.active))
+            active = state.freezing.update(state.epoch + 1, means["member_loss"][0], self._of_all(state.active))
+            state.active.copy_(active if self.ranks is None else active[self.ranks.own])
             if state.optimizers is not None:  # a member that is frozen stands still with the weights to evaluate
                 state.optimizers.eval((~state.active).tolist())
-        rates = (state.settings.optimizer.lr * factor).view(state.runs, -1)
+        rates = self._of_all(state.settings.optimizer.lr * factor).view(state.runs, -1)
         for place, run in enumerate(state.run_ids):
             if run not in state.failures and run not in state.stops:
                 record = entry(place, state.epoch + 1, rates, means, validation, state.elapsed)
@@ -452,7 +472,7 @@ class Engine:
                 if by is not None:
                     state.stop(place, by)
         self._notify_runs()
-        going = state.active_runs().cpu()
+        going = self._of_all(state.active).view(state.runs, -1).any(1).cpu()
         self._report(last=True)
         state.epoch, state.in_epoch = state.epoch + 1, 0
         if not bool(going.all()):
@@ -472,6 +492,14 @@ class Engine:
         for run, by in stopped.items():
             state.stop(ended[run], by)
 
+    def _of_all(self, rows: Tensor) -> Tensor:
+        """Rows of all processes."""
+        return rows if self.ranks is None else self.ranks.gathered(rows)
+
+    def _decided(self, value: Any) -> Any:
+        """Numbers that decide, as the first process has them."""
+        return value if self.ranks is None else self.ranks.decided(value)
+
     def _notify_step(self, latest: Mapping[str, Tensor], examples: int, factor: Tensor) -> bool:
         """Give callbacks the numbers of the latest step; return whether they have stopped the last run in training.
 
@@ -481,7 +509,7 @@ class Engine:
         state = self.state
         assert self.callbacks is not None
         means = {name: mean.tolist() for name, mean in running_means.averages(latest, examples).items()}
-        rates = (state.settings.optimizer.lr * factor).view(state.runs, -1)
+        rates = self._of_all(state.settings.optimizer.lr * factor).view(state.runs, -1)
         stopped = False
         for place, run in enumerate(state.run_ids):
             if run in state.failures or run in state.stops:

@@ -33,6 +33,7 @@ from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Precision, PrecisionSettings
+from dissensus.train.parallel import RankCallbacks, adopt, check_parallel, several_ranks
 from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import (
@@ -110,6 +111,7 @@ def fit(
     seed: int | None = 0,
     split_seed: int | None = None,
     twin: bool | Objective = False,
+    parallel: Literal["members"] | None = None,
 ) -> History:
     """Train the members of an ensemble in place.
 
@@ -307,6 +309,12 @@ def fit(
             ``unlabelled`` data unless its objective takes it, and its members are trained together even if
             ``sequential`` is set. Its checkpoints are in the folder ``twin`` inside ``checkpoint``. A fit without
             ``twin`` sets ``ensemble.twin`` to None.
+        parallel: ``"members"`` trains members in several processes, which ``torchrun`` starts; every process runs the
+            same script. A process trains its own members, and the outputs of all members travel between processes.
+            The result is that of one process, to rounding. At the end every process has the whole ensemble and the
+            same history. Progress and callbacks are those of rank 0. Without torchrun nothing changes. What it does not
+            take is refused: ``sequential``, ``twin``, ``adversarial``, ``active_members``, ``max_memory``,
+            ``checkpoint``, ``Masked`` networks and members of different architectures.
 
     Returns:
         The history: losses, parts of the objective, learning rates and validation metrics of every epoch.
@@ -327,6 +335,16 @@ def fit(
     checks.flag("sequential", sequential)
     with displayed(progress) as display, _as_ensemble(ensemble) as members:
         checks.computes("ensemble", members.device)
+        refused = {
+            "sequential": sequential or None,
+            "twin": None if twin is False else "one",
+            "adversarial": adversarial,
+            "active_members": active_members,
+            "max_memory": max_memory,
+            "checkpoint": checkpoint,
+            "accumulate": f"{accumulate} with `bootstrap`" if bootstrap and accumulate != 1 else None,
+        }
+        several = check_parallel(parallel, refused, members.body)
         of_twin = twin_objective(twin, members, objective)
         conversion = Conversion.of(members)
         data, validation = conversion.pair(data), conversion.pair(validation)
@@ -384,6 +402,8 @@ def fit(
         with _interruption_noted(members, recipe.checkpoint):
             if sequential:
                 history = one_by_one(train_recipe, recipe, on_progress, listeners)
+            elif several:
+                history = train_in_ranks(recipe, on_progress, listeners)
             else:
                 history = train_recipe(recipe, on_progress, reference, listeners)
             members.in_bag = _in_bag(recipe, data, rows)
@@ -464,6 +484,30 @@ def train_recipe(
     if 0 in engine.state.failures:
         finite = all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())
         raise TrainingDiverged(engine.state.failures[0], history, finite=finite)
+    return history
+
+
+def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None) -> History:
+    """Train the ensemble of a recipe in several processes; each has all of its members at the end."""
+    assert isinstance(recipe.initial, ExistingMembers)
+    ensemble = recipe.initial.ensemble
+    with several_ranks(ensemble.members, ensemble.device) as ranks:
+        tell_of_split(ensemble.body, recipe.objective)
+        engine = recipe.engine(
+            progress=progress if ranks.rank == 0 else None, callbacks=RankCallbacks(callbacks, ranks), ranks=ranks
+        )
+        ensemble.twin = None
+        train(engine)
+        adopt(ensemble.body, engine.body, ranks)
+        history = engine.history(0)
+        if isinstance(history.best_epoch, list):
+            known = torch.tensor([epoch or 0 for epoch in history.best_epoch])
+            history = replace(history, best_epoch=[epoch or None for epoch in ranks.gathered(known).tolist()])
+        history = ranks.decided(replace(history, steps=engine.state.steps, seconds=engine.state.elapsed))
+        failure = ranks.decided(engine.state.failures.get(0))
+    if failure is not None:
+        finite = all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())
+        raise TrainingDiverged(failure, history, finite=finite)
     return history
 
 

@@ -65,6 +65,7 @@ from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import PrecisionSettings, numerics, several_dtypes
+from dissensus.train.parallel import Ranks
 from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
@@ -406,6 +407,7 @@ class Recipe:
         callbacks: Callbacks | None = None,
         checkpoint: CheckpointSettings | None = None,
         choices: Choices | None = None,
+        ranks: Ranks | None = None,
     ) -> Engine:
         """An engine for runs of one shape, before their first step.
 
@@ -415,6 +417,7 @@ class Recipe:
             callbacks: Called at the end of epochs and steps.
             checkpoint: Where checkpoints of these runs go.
             choices: Backends chosen so far, by runs of the same shape.
+            ranks: Processes that train a run together; this one gets copies of its own members.
         """
         runs = [self.runs[number] for number in numbers]
         device = self.initial.device
@@ -429,6 +432,9 @@ class Recipe:
         updates = -(-self.steps_per_epoch(runs[0]) // self.updates.accumulate)
         schedules.check(schedule, updates, self.epochs)
         body = self.initial.body(runs, self._input_dtype())
+        own = slice(None) if ranks is None else ranks.own
+        if ranks is not None:
+            body = body.subset(range(len(body))[own])
         feed = self._feed(runs, rows, targets, Conversion.of(body))
         decided = numerics(
             self.precision, body, next(body.parameters()).dtype, device, several_dtypes(body.parameters())
@@ -440,14 +446,14 @@ class Recipe:
             body.choices = choices
         initial = None if checkpoint is None else initial_weights(body)
         check_bootstrap(objective, self.batches.bootstrap, body)
-        state = self._state(runs, varying, body, self._class_weights(runs, rows))
+        state = self._state(runs, varying, body, self._class_weights(runs, rows), ranks)
         known = trained_loss(objective)
         loss = None if known is None else known.loss
         losses, unsmoothed = (
             over_runs(weighted(_with_keywords(objective, shared), self.targets, loss, smooth=smooth), len(runs))
             for smooth in (True, False)
         )
-        body.set_keys(self.initial.owners(runs))
+        body.set_keys(self.initial.owners(runs)[own])
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
         checkpointer = None
         if checkpoint is not None:
@@ -480,12 +486,13 @@ class Recipe:
             ),
             adversary=None if self.adversarial is None else Adversary(self.adversarial, runs[0].seed, device),
             # Gradients of shared parameters come from all members together.
-            memory_limit=limit if len(runs) == 1 and state.shared is None else None,
+            memory_limit=limit if len(runs) == 1 and state.shared is None and ranks is None else None,
             seeds=[run.seed for run in runs],
             progress=progress,
             callbacks=callbacks,
             checkpointer=checkpointer,
-            capture=graph_steps,
+            ranks=ranks,
+            capture=graph_steps if ranks is None else None,
         )
 
     @functools.cached_property
@@ -561,7 +568,12 @@ class Recipe:
         return each.expand(len(runs), -1)
 
     def _state(
-        self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body, class_weights: Tensor | None
+        self,
+        runs: Sequence[Run],
+        hyper: dict[str, list[float]],
+        body: Body,
+        class_weights: Tensor | None,
+        ranks: Ranks | None = None,
     ) -> TrainState:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
@@ -572,13 +584,16 @@ class Recipe:
             name: [number for run in runs for number in optim.per_member(name, run.optimizer[name], members)]
             for name in runs[0].optimizer
         }
+        if ranks is not None:
+            columns = {name: numbers[ranks.own] for name, numbers in columns.items()}
         clip_norm = columns.pop("clip_norm", None)
         own = self._member_optimizers(body, flat)
         optimizer = self._optimizer_columns(columns, body, flat, own)
+        active = _active(self.frozen, members, device).repeat(len(runs))
         state = TrainState(
             body=body,
             flat=flat,
-            members=members,
+            members=members if ranks is None else len(flat),
             settings=RunSettings(
                 optimizer=optimizer,
                 clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, len(flat), flat),
@@ -596,8 +611,10 @@ class Recipe:
             average=None if self.updates.ema is None else WeightAverage(self.updates.ema, body, flat),
             accumulated=GradientAverage(flat) if self.updates.accumulate > 1 else None,
             shared=self._shared_weights(runs, body),
-            active=_active(self.frozen, members, device).repeat(len(runs)),
-            stopping=None if self.validation is None else EarlyStopping(body, flat, members, self.validation_settings),
+            active=active if ranks is None else active[ranks.own].clone(),
+            stopping=None
+            if self.validation is None
+            else EarlyStopping(body, flat, len(flat) // len(runs), self.validation_settings),
             freezing=Freezing.of(self.freeze, members, self.active_members),
         )
         check_drawn(state)
