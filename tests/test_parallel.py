@@ -168,7 +168,8 @@ def test_a_rank_that_fails_tells_the_others(tmp_path: Path) -> None:
     spawn(_failing, (2, str(tmp_path)), 2)
     assert (tmp_path / "1.txt").read_text() == "ValueError: no more paper"
     told = (tmp_path / "0.txt").read_text()
-    assert told.startswith("RankFailed") and "rank 1: ValueError: no more paper" in told
+    assert told.startswith("RankFailed")
+    assert "rank 1: ValueError: no more paper" in told
 
 
 @pytest.mark.slow
