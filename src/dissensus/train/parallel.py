@@ -120,6 +120,10 @@ class RankCallbacks(Callbacks):
         """Give the callbacks of rank 0 the numbers of a step; the name of the first that stops the run."""
         return self._told("step", run, entry)
 
+    def runs(self, entries: Any) -> dict[int, str]:
+        """Give the callbacks of rank 0 the epoch of all runs; those that they stop."""
+        return self._told("runs", entries) or {}
+
 
 def check_parallel(parallel: object, refused: dict[str, object], body: Body) -> bool:
     """Whether several processes train the ensemble; what they cannot train is refused.
