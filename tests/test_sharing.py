@@ -727,3 +727,157 @@ def test_a_gradient_of_shared_parameters_that_is_not_finite_is_named():
     with pytest.raises(ds.TrainingDiverged, match="at step 0, in the gradient of what members share"):
         ds.fit(ens, data(), independent, epochs=1)
     assert not ens.body.network.shift.any(), "the weights from before"
+
+
+class Counted(nn.Linear):
+    """A linear layer that counts its forward passes, and the backward passes to its weight."""
+
+    forwards = backwards = 0
+
+    def forward(self, x):
+        type(self).forwards += 1
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(self._count)
+        return y
+
+    def _count(self, _):
+        type(self).backwards += 1
+
+
+@pytest.mark.parametrize("backend", ["loop", "streams"])
+@pytest.mark.parametrize(("trained", "members"), [(False, M), (True, M), (True, 1)])
+def test_members_in_turn_compute_what_they_have_in_common_once(backend, trained, members):
+    class Mine(Counted):
+        pass
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.trunk = nn.Sequential(Mine(4, 5), nn.Tanh(), Mine(5, 5)).requires_grad_(trained)
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head((self.trunk(2 * x) + x.mean()).relu())
+
+    ens = ds.Ensemble(lambda: Network().double(), members, backend=backend, shared="trunk.*")
+    x, _ = data()
+    ens(x)  # the first pass of a mode looks for random draws
+    Mine.forwards = Mine.backwards = 0
+    outputs = ens(x)
+    outputs.square().sum().backward()
+    assert (Mine.forwards, Mine.backwards) == (2, 2 * trained)
+    networks = [ens.member(i) for i in range(members)]
+    expected = torch.stack([network(x) for network in networks])
+    torch.testing.assert_close(outputs, expected)
+    expected.square().sum().backward()
+    if trained:
+        total = sum(network.trunk[0].weight.grad for network in networks)
+        torch.testing.assert_close(ens.body.network.trunk[0].weight.grad, total)
+
+
+def test_members_in_turn_do_not_share_what_is_written_to_or_drawn():
+    class Network(nn.Module):
+        def __init__(self, draws):
+            super().__init__()
+            self.trunk, self.head, self.draws = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3), draws
+
+        def forward(self, x):
+            h = self.trunk(x)
+            h[:, 0] = h[:, 0] * self.head.bias[0]
+            return self.head(h + torch.randn_like(h) if self.draws else h.relu_())
+
+    x, _ = data()
+    ens = ds.Ensemble(lambda: Network(False).double(), M, backend="loop", shared="frozen")
+    for _ in range(2):
+        torch.testing.assert_close(ens(x), torch.stack([ens.member(i)(x) for i in range(M)]))
+    drawing = ds.Ensemble(lambda: Network(True).double(), M, backend="loop", shared="frozen").eval()
+    drawing(x)
+    torch.manual_seed(0)
+    outputs = drawing(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(outputs, torch.stack([drawing.member(i)(x) for i in range(M)]))
+
+
+def test_constants_beside_frozen_layers_are_shared():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = nn.Sequential(nn.Linear(4, 5)).requires_grad_(False)
+            self.trunk.register_buffer("positions", torch.arange(5), persistent=False)
+            self.trunk.register_buffer("count", torch.zeros(()))
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head(self.trunk(x) + self.trunk.positions)
+
+    shared = ds.Ensemble(Network, M, shared="frozen").shared
+    assert "trunk.positions" in shared
+    assert "trunk.count" not in shared
+
+
+class Trunk(nn.Module):
+    """A frozen layer and a head; what lies between them is a test's."""
+
+    def __init__(self, between):
+        super().__init__()
+        torch.manual_seed(3)
+        self.trunk, self.head, self.between = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3), between
+
+    def forward(self, x):
+        return self.head(self.between(self.trunk(x) * 1.0, self.head.bias))
+
+
+def read_before_and_after_a_write(h, _):
+    before = h.relu()
+    h.add_(1)
+    return before + 2 * h.relu()
+
+
+def one_of_two_equal_tensors_written_to(h, bias):
+    first, second, zeros, others = h.clone(), h.clone(), torch.zeros(5), torch.zeros(5)
+    first.add_(bias.sum())
+    zeros.add_(1)
+    return first + 3 * second + zeros + 7 * others
+
+
+def written_to_behind_autograd(h, bias):
+    h.data.mul_(bias.detach().sum())
+    return h
+
+
+def with_a_hook(h, _):
+    if h.requires_grad:
+        h.register_hook(lambda gradient: 2 * gradient)
+    return h
+
+
+@pytest.mark.parametrize(
+    "between",
+    [read_before_and_after_a_write, one_of_two_equal_tensors_written_to, written_to_behind_autograd, with_a_hook],
+)
+def test_members_in_turn_take_no_result_that_would_differ_in_them(between):
+    ens = ds.Ensemble(lambda: Trunk(between).double(), M, backend="loop", shared="frozen")
+    for _ in range(2):  # the first pass looks for random draws
+        x = data()[0].requires_grad_()
+        outputs, expected = ens(x), torch.stack([ens.member(i)(x) for i in range(M)])
+        torch.testing.assert_close(outputs, expected)
+        gradients = [torch.autograd.grad(out.square().sum(), x)[0] for out in (outputs, expected)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_members_in_turn_drop_units_of_their_own_in_functions_of_shared_layers():
+    class Dropping(nn.Linear):
+        def forward(self, x):
+            return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+    def build():
+        torch.manual_seed(3)
+        return nn.Sequential(Dropping(4, 64).requires_grad_(False), nn.Linear(64, 3)).double()
+
+    loop, vmap = (ds.Ensemble(build, M, backend=backend, shared="frozen").train() for backend in ("loop", "vmap"))
+    for _ in range(2):
+        outputs = loop(data()[0])
+        torch.testing.assert_close(outputs, vmap(data()[0]))
+        assert not torch.equal(outputs[0], outputs[1])

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
 from dissensus.calls import NetworkInputs, first_tensor, mapped, rows
+from dissensus.execution.common import common_part
 from dissensus.execution.counting import tallied
 from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.weights import Weights
@@ -37,14 +38,16 @@ def run_streams(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
 def _jobs(
     skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool
 ) -> Iterator[list[Callable[[], Tensor]]]:
-    """One pass per member."""
+    """One pass per member. What members have in common is computed by the first."""
     parameters, late = weights.members(), skeleton.late(len(weights))
 
     def member_outputs(index: int) -> Tensor:
-        with skeleton.lending(parameters(index), state[index], late=late[index]):
+        shared = nullcontext() if common is None else common.member()
+        with skeleton.lending(parameters(index), state[index], late=late[index]), shared:
             return skeleton.passed(rows(x, index) if per_member else x)
 
-    with tallied(skeleton, buffers, len(weights)) as state:
+    shared_part = common_part(skeleton, x, len(weights), per_member)
+    with tallied(skeleton, buffers, len(weights)) as state, shared_part as common:
         yield [functools.partial(member_outputs, index) for index in range(len(weights))]
 
 

@@ -19,8 +19,10 @@ def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> fr
     """The names among ``names``, those of a network's parameters and buffers, that members share.
 
     With ``"frozen"`` these are the parameters that want no gradient, and the buffers of layers all of whose parameters
-    are frozen, such as the statistics of a frozen batch norm. A tensor that hangs in several places is shared if one of
-    them is chosen. Keys and counters of dropout belong to members, whatever matches their names.
+    are frozen, such as the statistics of a frozen batch norm. Of a module without parameters of its own, around frozen
+    layers alone, these are the buffers that a state dict leaves out, which are constants. A tensor
+    that hangs in several places is shared if one of them is chosen. Keys and counters of dropout belong to members,
+    whatever matches their names.
     """
     if shared is None:
         return frozenset()
@@ -72,8 +74,13 @@ def _frozen(network: nn.Module, known: Sequence[str]) -> frozenset[str]:
     places = _places(network)
     for path, module in network.named_modules():
         own = [places[f"{path}.{key}".lstrip(".")] for key, p in module._parameters.items() if p is not None]
+        buffers = {key for key, buffer in module._buffers.items() if buffer is not None}
+        if not own and any(True for _ in module.parameters()):
+            # Constants that code beside frozen layers reads, such as the numbers of positions in BERT.
+            own = [places[f"{path}.{name}".lstrip(".")] for name, _ in module.named_parameters()]
+            buffers &= module._non_persistent_buffers_set
         if own and frozen.issuperset(own):
-            frozen |= {f"{path}.{key}".lstrip(".") for key, b in module._buffers.items() if b is not None}
+            frozen |= {f"{path}.{key}".lstrip(".") for key in buffers}
     return _with_members(network, frozenset(name for name in known if name in frozen), known)
 
 

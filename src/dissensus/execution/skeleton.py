@@ -50,6 +50,8 @@ class Skeleton:
         self._made: dict[tuple[Any, bool], Any] = {}
         self._writes: dict[bool, bool] = {}
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
+        self.draws: dict[bool, bool] = {}
+        """Whether the forward pass draws from global generators, by mode, as the first pass has shown."""
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._empty: dict[str, tuple[dict[str, Any], str]] = {}
         """Buffers that are None."""

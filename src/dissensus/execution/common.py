@@ -1,0 +1,228 @@
+"""What lies before the first tensor of a member, computed once for all members that run in turn.
+
+A pass of a member calls functions of torch and layers. Where all tensors that a call reads are common (inputs, shared
+weights, and what was computed from them), its result is the same in every member. The first member computes it, and the
+others take it, with its place in autograd's graph: the backward pass goes through it once too.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from dissensus.calls import NetworkInputs, first_tensor, tensors
+from dissensus.dropout import KeyedDropout, KeyedDropPath, key_tensors, may_drop_units
+from dissensus.execution.skeleton import Skeleton
+from dissensus.randomness import GlobalGenerators, is_generator
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
+_UNTRACKED: set[Any] = {torch.Tensor.data.__get__, torch.Tensor.numpy, torch.Tensor.untyped_storage}  # pyright: ignore[reportAttributeAccessIssue]
+"""Their results are memory of a tensor. Writes to it do not raise the tensor's version."""
+_HOOKS: set[Any] = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
+
+
+class _Result(NamedTuple):
+    leaves: list[Any]
+    form: pytree.TreeSpec
+    versions: list[int]
+    ready: Any
+    """When a GPU has computed it: the next member may run on another stream."""
+
+    def wait(self) -> None:
+        """Let the present stream wait for the result; its memory is not freed before that stream has read it."""
+        if self.ready is not None:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self.ready)
+            for leaf in self.leaves:
+                if isinstance(leaf, Tensor):
+                    leaf.record_stream(stream)
+
+
+class _NotCommon(Exception):
+    pass
+
+
+class CommonPart(TorchFunctionMode):
+    """Blocks, one per member, in which calls that read common tensors alone return what the first of them returned.
+
+    The n-th call with certain arguments in a member returns what the n-th such call returned before, so two tensors of
+    a member are never one. Calls that write to tensors, and results that are written to or get a hook, belong to each
+    member.
+    """
+
+    def __init__(self, skeleton: Skeleton, x: NetworkInputs) -> None:
+        super().__init__()
+        self.results: dict[Any, _Result] = {}
+        self.common = {id(tensor): tensor for tensor in [*skeleton.shared_tensors().values(), *tensors(x)]}
+        self.layers = _common_layers(skeleton)
+        self.inside, self.training = False, skeleton.network.training
+        self.given_up: list[Tensor] = []
+        self.calls: Counter[Any] = Counter()
+        """How often the present member has made each call."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, or return its earlier result."""
+        if self.inside or (self.training and "drop" in getattr(func, "__name__", "")):
+            return func(*args, **(kwargs or {}))
+        if func in _UNTRACKED or func in _HOOKS:
+            self._give_up(args[0], func in _UNTRACKED)
+            return func(*args, **(kwargs or {}))
+        return self._result(func, func, args, kwargs or {})
+
+    @contextmanager
+    def member(self) -> Iterator[None]:
+        """The block of one member. Layers that are common are called once as a whole, so that no more is kept."""
+        self.calls.clear()
+        before = [(layer, vars(layer).get("forward")) for layer in self.layers]
+        for layer in self.layers:
+            vars(layer)["forward"] = self._once(layer, layer.forward)
+        try:
+            with self:
+                yield
+        finally:
+            for layer, forward in before:
+                del vars(layer)["forward"]
+                if forward is not None:
+                    vars(layer)["forward"] = forward
+
+    def _once(self, layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return forward(*args, **kwargs)
+
+            def whole(*args: Any, **kwargs: Any) -> Any:
+                self.inside = True
+                try:
+                    return forward(*args, **kwargs)
+                finally:
+                    self.inside = False
+
+            return self._result(whole, layer, args, kwargs)
+
+        return called
+
+    def _result(self, call: Callable[..., Any], name: Any, args: Any, kwargs: Any) -> Any:
+        read: list[Tensor] = []
+        try:
+            arguments = (name, torch.is_grad_enabled(), self._key(args, read), self._key(kwargs, read))
+            hash(arguments)
+        except (_NotCommon, TypeError):
+            return call(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            versions = _versions(read)
+            self.calls[arguments] += 1
+            key = (arguments, *versions, self.calls[arguments])
+            known = self.results.get(key)
+            if known is not None and known.versions == _versions(known.leaves):
+                known.wait()
+                return pytree.tree_unflatten(known.leaves, known.form)
+        result = call(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            leaves, form = pytree.tree_flatten(result)
+            made = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            simple = all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
+            if made and simple and not any(t.is_inference() for t in made) and versions == _versions(read):
+                ready = torch.cuda.current_stream().record_event() if made[0].is_cuda else None
+                self.results[key] = _Result(leaves, form, _versions(leaves), ready)
+                self.common.update({id(tensor): tensor for tensor in made})
+        return result
+
+    def _give_up(self, tensor: Tensor, memory: bool) -> None:
+        """Compute a tensor anew in every member; everything so far, if its memory may be written to unseen."""
+        if self.common.pop(id(tensor), None) is None:
+            return
+        self.given_up.append(tensor)  # alive, so that no other tensor gets its identity, which is part of keys
+        for key, result in list(self.results.items()):
+            if memory or any(leaf is tensor for leaf in result.leaves):
+                self.given_up += [leaf for leaf in result.leaves if isinstance(leaf, Tensor)]
+                del self.results[key]
+
+    def _key(self, value: Any, read: list[Tensor]) -> Any:
+        """An argument as a key: tensors by identity, plain values by type and value."""
+        if isinstance(value, Tensor):
+            if id(value) not in self.common:
+                raise _NotCommon
+            read.append(value)
+            return ("tensor", id(value))
+        if isinstance(value, _PLAIN):
+            return (type(value), value)
+        if isinstance(value, tuple | list):
+            return (type(value), *(self._key(part, read) for part in value))
+        if isinstance(value, dict):
+            return (dict, *((name, self._key(part, read)) for name, part in value.items()))
+        if isinstance(value, slice):
+            return (slice, *(self._key(part, read) for part in (value.start, value.stop, value.step)))
+        raise _NotCommon
+
+
+def _versions(leaves: list[Any]) -> list[int]:
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
+
+
+def _common_layers(skeleton: Skeleton) -> list[nn.Module]:
+    """The outermost layers all of whose tensors are shared, and that neither draw numbers nor have hooks."""
+    idle = [
+        layer
+        for layer in skeleton.network.modules()
+        if isinstance(layer, KeyedDropout | KeyedDropPath) and (layer.p == 0 or not layer.training)
+    ]
+    unread = {id(tensor) for tensor in key_tensors(idle)}
+    own = {id(tensor) for tensor in skeleton.tensors().values()} - unread
+    found: list[nn.Module] = []
+
+    def visit(layer: nn.Module) -> None:
+        if isinstance(layer, torch.jit.ScriptModule):
+            return
+        inside = list(layer.modules())
+        held = [id(tensor) for tensor in [*layer.parameters(), *layer.buffers()]]
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
+        draws = any(is_generator(value) for m in inside for value in vars(m).values())
+        if (
+            held
+            and own.isdisjoint(held)
+            and not hooked
+            and not draws
+            and not (layer.training and may_drop_units(inside))
+        ):
+            found.append(layer)
+        else:
+            for child in layer.children():
+                visit(child)
+
+    for child in skeleton.network.children():
+        visit(child)
+    return list({id(layer): layer for layer in found}.values())
+
+
+@contextmanager
+def common_part(skeleton: Skeleton, x: NetworkInputs, members: int, per_member: bool) -> Iterator[CommonPart | None]:
+    """What members have in common in one pass; None where nothing is, or where it cannot be told.
+
+    The first pass of a mode computes everything for every member. It shows whether the network draws random numbers
+    from global generators, which belong to each member.
+    """
+    given = [*skeleton.shared_tensors().values(), *tensors(x)] if skeleton.shared and not per_member else []
+    mode, first = skeleton.network.training, first_tensor(x)
+    if (
+        not given
+        or members == 1
+        or torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or any(tensor.is_inference() or is_functorch_wrapped_tensor(tensor) for tensor in given)
+        or skeleton.appearing
+    ):
+        yield None
+    elif mode in skeleton.draws:
+        yield None if skeleton.draws[mode] else CommonPart(skeleton, x)
+    elif first.is_cuda and torch.cuda.is_current_stream_capturing():
+        yield None
+    else:
+        before = GlobalGenerators.now(first.device)
+        yield None
+        skeleton.draws[mode] = before.drawn_from()
