@@ -518,7 +518,7 @@ def test_pages_of_odd_ensembles():
     for outputs in (logits[:1], perfect.expand(3, -1, -1)):
         assert "<svg" in html(page(ds.audit(outputs, labels, **CLASSES), "odd"))
     f, y = regressor()
-    assert html(page(ds.audit(f, y, task="regression"), "values")).count("<figure>") == 3
+    assert html(page(ds.audit(f, y, task="regression"), "values")).count("<figure") == 3
 
 
 def test_the_page_draws_the_plane_of_the_library():
@@ -718,7 +718,7 @@ def test_the_command(tmp_path):
     assert done.exit_code == 0, done.output
     assert "collusive" in done.output
     assert json.loads(out.read_text())["verdict"] == "collusive"
-    assert page.read_text().count("<figure>") == 4
+    assert page.read_text().count("<figure") == 4
     assert "://" not in page.read_text()
     assert run(app, [*arguments, "--fail-on", "collusive"]).exit_code == 3
     assert run(app, [*arguments, "--fail-on", "redundant"]).exit_code == 0

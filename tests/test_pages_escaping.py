@@ -39,6 +39,7 @@ from dissensus.pages import (
     markup,
     style,
 )
+from dissensus.pages.html import FILTER
 from dissensus.studies import demo, demo_page, library, run_folders
 from dissensus.studies.page import page as studies_page
 from dissensus.studies.page import write_figures
@@ -49,6 +50,7 @@ HOSTILE = "\"'>--></svg></script><script>r()</script><img src=x onerror=r()>&lt;
 pytestmark = pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # such names leave no room for axes
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "link", "body", "main", "h1", "h2", "h3", "p", "span", "code", "div"),
+    *("nav", "ul", "li", "section", "label", "input", "output", "b", "circle", "script"),
     *("dl", "dt", "dd", "details", "summary", "a", "small", "table", "thead", "tbody", "tr", "th", "td"),
     *("figure", "figcaption", "svg", "g", "defs", "path", "use", "text", "tspan", "clippath", "rect", "image"),
 }
@@ -66,7 +68,7 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        self.stack += [] if tag in ("meta", "link", "img") else [tag]
+        self.stack += [] if tag in ("meta", "link", "img", "input") else [tag]
 
     def handle_endtag(self, tag):
         assert self.stack.pop() == tag, f"</{tag}> ends no element"
@@ -86,6 +88,9 @@ def checked(page, *tags):
     elements = Elements(page)
     assert not elements.stack
     assert {tag for tag, _ in elements.elements} <= {*ALLOWED, *tags}
+    own = [("script", {})] if any(attributes.get("class") == "filter" for _, attributes in elements.elements) else []
+    assert [item for item in elements.elements if item[0] == "script"] == own, "a script that is not the page's own"
+    assert elements.inside("script") == [FILTER] * len(own), "a script that is not the page's own"
     for _, attributes in elements.elements:
         assert not [name for name in attributes if name.startswith("on")]
         for name in ("src", "href"):
@@ -105,18 +110,18 @@ def line_figure(words):
     return charts.line_chart([words, f"{words} 2"], words, [charts.Panel(words, words, lines)])
 
 
-def hostile_page(words=HOSTILE):
-    """A page with every part, and the words in every text of it."""
+def hostile_page(words=HOSTILE, label=""):
+    """A page with every part, and the words in every text of it; ``label`` is that of its filter."""
     table = [[words, Number(1.0), Badge(words, "good"), Link(words, words)]]
     parts = [
         *(Text(f"{words} `{words}` β = 1 and 3 %", kind) for kind in ("", "lead", "finding", "note")),
         Badge(words, "bad"),
-        *(PageTable([words] * 4, table, narrow=narrow) for narrow in ("scroll", "cards", "fit")),
+        *(PageTable([words] * 4, table, narrow, {words: words}, [words]) for narrow in ("scroll", "cards", "fit")),
         FactList([(words, words)]),
         Folded(words, [Text(words)]),
         Drawing(line_figure(words), words),
     ]
-    return Page(words, [*parts, Section(words, parts[:1], words)])
+    return Page(words, [*parts, *[Section(words, parts[:1], words, words)] * 3], label)
 
 
 FIGURES = {
@@ -147,15 +152,30 @@ def test_elements_and_attributes_are_escaped_where_they_are_written():
     assert "".join(data for _, data in elements.texts) == HOSTILE * 3
 
 
-def test_text_of_every_part_of_a_page_stays_text():
-    elements = checked(html(hostile_page()))
+@pytest.mark.parametrize("label", ["", HOSTILE])
+def test_text_of_every_part_of_a_page_stays_text(label):
+    elements = checked(html(hostile_page(label=label)))
     spoken = text_of(elements)
     assert spoken.count(HOSTILE) > 30
-    assert elements.values("id").count(HOSTILE) == 1
+    assert elements.values("id").count(HOSTILE) == 3
+    assert elements.values("data-filter") == [HOSTILE.lower()] * 6
     assert f"#{HOSTILE}" in elements.values("href")
-    assert elements.values("aria-label") == [HOSTILE]
-    assert elements.inside("title") == [HOSTILE]
+    assert elements.values("aria-label") == [HOSTILE, "Contents"]
+    assert elements.inside("title")[0] == HOSTILE
     assert elements.inside("h1") == [HOSTILE]
+
+
+@pytest.mark.parametrize("label", ["", "Find:"])
+@pytest.mark.parametrize(
+    "foreign",
+    ["<script>r()</script>", "<script src='data:,r()'></script>", "<script></script>", f"<script>{FILTER}</script>"],
+    ids=["inline", "loaded", "empty", "copied"],
+)
+def test_no_script_but_that_of_the_filter_passes_for_the_page_s_own(label, foreign):
+    text = html(Page("title", [Text("words")], label))
+    assert checked(text)
+    with pytest.raises(AssertionError, match="not the page's own"):
+        checked(text.replace("</main>", foreign + "</main>"))
 
 
 @pytest.mark.slow(fast=["lines"])
@@ -242,7 +262,7 @@ def test_an_audit_stays_text(tmp_path):
     hostile = replace(audit, judgement=judgement._replace(**lists), facts=facts)
     file = hostile.page(tmp_path / "audit.html", HOSTILE)
     elements = checked(file.read_text())
-    assert elements.inside("title") == [f"Audit: {HOSTILE}"]
+    assert elements.inside("title")[0] == f"Audit: {HOSTILE}"
     spoken = text_of(elements)
     assert spoken.count(HOSTILE) >= 10 + 3 * len(evidence)
     assert checked(html(audit_page(audit, HOSTILE)))

@@ -1,5 +1,9 @@
-"""A page as one HTML file that needs no network and no script, for screens of any width, light or dark, and print."""
+"""A page as one HTML file that needs no network, for screens of any width, light or dark, and print.
 
+All content shows without a script. A page with a filter has a few lines of its own.
+"""
+
+import math
 import re
 from collections.abc import Sequence
 from itertools import groupby
@@ -41,16 +45,20 @@ code { font: .92em ui-monospace, monospace; }
 .finding { border-left: 4px solid var(--mark); padding: .1rem 0 .1rem 1rem; }
 .note { color: var(--soft); font-size: .92rem; line-height: 1.45; }
 p + .note { margin-top: -.6rem; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1.2rem;
-  margin: 1rem 0; }
-.figures.even { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
-figure { margin: 0; max-width: 40rem; padding: .9rem; background: var(--card); border: 1px solid var(--line);
-  border-radius: 10px; }
+.figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1.2rem; margin: 1rem 0; }
+figure { margin: 0; padding: .9rem; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  min-width: 0; }
+figure.whole { grid-column: 1 / -1; }
+figure.beside { grid-column: 1 / -1; display: grid; grid-template-columns: 1fr 1fr; gap: 1.6rem; align-items: center; }
+figure.middle { grid-column: 1 / -1; justify-self: center; width: min(100%, 40rem); }
+.plot { overflow-x: auto; }
+figure circle.value { fill: transparent; pointer-events: all; }
+figure circle.value:hover { fill: var(--mark); fill-opacity: .3; }
 figure svg { width: 100%; height: auto; display: block; }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figcaption { color: var(--soft); font-size: .92rem; line-height: 1.45; margin-top: .5rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; margin: 1rem 0; }
+table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; margin: 1rem 0; }
 th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: left; }
 th:first-child, td:first-child { padding-left: 0; }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
@@ -59,7 +67,15 @@ th.number, td.number { text-align: right; white-space: nowrap; }
 td.beside-numbers { text-align: right; } td.short { white-space: nowrap; }
 td small { color: var(--soft); font-size: .92em; display: inline-block; min-width: 11em; padding-left: .5em;
   text-align: left; }
-table.cards { width: 100%; } table.fitted td:first-child:not(.number) { width: 19rem; }
+table.fitted td:first-child:not(.number) { width: 19rem; }
+.columns { color: var(--soft); font-size: .86rem; line-height: 1.45; margin: -.4rem 0 1.4rem; max-width: none; }
+.columns b { color: var(--ink); font-weight: 600; }
+.contents { font-size: .95rem; margin: 1.4rem 0 0; } .contents ul { margin: .2rem 0; padding-left: 1.2rem; }
+.filter { display: block; margin: 1.4rem 0 0; max-width: 46rem; font-size: .95rem; }
+.filter output { color: var(--soft); }
+.filter input { display: block; width: 100%; margin: .3rem 0; padding: .45rem .7rem; font: inherit; color: var(--ink);
+  background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
+[hidden] { display: none !important; }
 dl { display: grid; grid-template-columns: fit-content(38%) 1fr; gap: .2rem 1.2rem; font-size: .95rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: .5rem 0; }
@@ -71,13 +87,17 @@ summary { cursor: pointer; margin: .5rem 0; }
 .badge.none { color: var(--soft); white-space: normal; }
 td .detail { color: var(--soft); font-size: .86rem; line-height: 1.35; margin: .2rem 0 0; max-width: 13rem; }
 @media (max-width: 44rem) {
+  main { padding: 1.4rem .9rem 3rem; } .figures { grid-template-columns: minmax(0, 1fr); }
+  figure { margin: 0 -.9rem; padding: .9rem 0; border-width: 1px 0; border-radius: 0; }
+  figure.beside { display: block; } figure.middle { justify-self: stretch; width: auto; }
+  figcaption { padding: 0 .9rem; }
   th, td { padding: .35rem .5rem; } td.short:first-child { white-space: normal; }
   td small { display: block; min-width: 0; padding: 0; text-align: right; white-space: normal; line-height: 1.25; }
   .scroll { background: linear-gradient(to left, var(--paper) 1rem, transparent) right / 2rem 100% no-repeat local,
     linear-gradient(to left, var(--shade), transparent) right / .8rem 100% no-repeat scroll; }
   table.scrolled th:first-child, table.scrolled td:first-child { position: sticky; left: 0; min-width: 3rem;
     background: var(--paper); }
-  table.fitted { width: 100%; } table.fitted th, table.fitted td { padding: .35rem 0 .35rem .5rem;
+  table.fitted th, table.fitted td { padding: .35rem 0 .35rem .5rem;
     font-size: .86rem; } table.fitted th:first-child, table.fitted td:first-child { padding-left: 0; }
   table.fitted td:first-child:not(.number) { width: auto; hyphens: auto; }
   table.cards, table.cards tbody { display: block; } table.cards thead { display: none; }
@@ -87,12 +107,36 @@ td .detail { color: var(--soft); font-size: .86rem; line-height: 1.35; margin: .
   table.cards td:empty { display: none; } table.cards td:first-child, table.cards td.long { flex-basis: 100%; }
   table.cards td:first-child { font-weight: 600; }
   table.cards td small { display: inline; } td .detail { max-width: none; }
-  table.cards td[data-label]:not(:first-child)::before { content: attr(data-label) " "; color: var(--soft);
+  table.cards td[data-label]:not(:first-child)::before,
+  table.cards td.number:first-child::before { content: attr(data-label) " "; color: var(--soft);
     font-size: .86rem; }
 }
 @media print { body { font-size: 11pt; background: #fff; color: #000; } main { max-width: none; padding: 0; }
   figure, tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
+FILTER = """
+(() => {
+  const field = document.querySelector(".filter"), input = field.querySelector("input");
+  const entries = [...document.querySelectorAll("[data-filter]")];
+  const rows = entries.filter(entry => entry.tagName === "TR");
+  const show = () => {
+    const words = input.value.toLowerCase().split(/\\s+/).filter(Boolean);
+    for (const entry of entries) entry.hidden = !words.every(word => entry.dataset.filter.includes(word));
+    const shown = rows.filter(row => !row.hidden).length;
+    field.querySelector("output").textContent = words.length ? `${shown} of ${rows.length} shown` : "";
+  };
+  field.hidden = false;
+  input.addEventListener("input", show);
+  show();
+})();
+"""
+"""Hides every row and section whose keywords lack a word that is typed. Without scripts its field is hidden."""
+_FEWEST_LISTED = 3
+"""Sections from which a page has a table of contents."""
+_PAIRED = 500
+"""Width in pixels up to which a figure can stand beside another one with its text at full size."""
+_SMALLEST_TEXT = 11
+"""Size of a figure's smallest text on every screen, in pixels."""
 _TABLE_CLASSES = {"scroll": "scrolled", "cards": "cards", "fit": "fitted"}
 _SHORT = 24
 """Characters of a cell that is not broken over lines; a longer one takes a line of a card to itself."""
@@ -100,9 +144,31 @@ _SHORT = 24
 
 def html(page: Page) -> str:
     """The page as the text of an HTML file."""
-    heading = element("h1", None, page.title)
-    main = element("main", None, *on_lines(heading, *_parts(page.parts, 2)))
-    return document(page.title, main, style=STYLE)
+    sections = [part for part in page.parts if isinstance(part, Section)]
+    first = page.parts.index(sections[0]) if sections else len(page.parts)
+    opening = [*_parts(page.parts[:first], 2), *_contents(sections), *([_filter(page.filter)] if page.filter else [])]
+    body = on_lines(element("h1", None, page.title), *opening, *_parts(page.parts[first:], 2))
+    return document(page.title, element("main", None, *body), style=STYLE, script=FILTER if page.filter else "")
+
+
+def _contents(sections: Sequence[Section]) -> list[Element]:
+    """Links to the sections of a page."""
+    if len(sections) < _FEWEST_LISTED:
+        return []
+    links = [element("li", None, element("a", {"href": f"#{_anchor(part)}"}, part.title)) for part in sections]
+    attributes = {"class": "contents", "aria-label": "Contents"}
+    return [element("nav", attributes, "On this page", element("ul", None, *on_lines(*links)))]
+
+
+def _filter(label: str) -> Element:
+    return element(
+        "label", {"class": "filter", "hidden": "hidden"}, label, element("input", {"type": "search"}), element("output")
+    )
+
+
+def _anchor(section: Section) -> str:
+    """The name that links to a section use: its anchor, or its title in letters and digits."""
+    return section.anchor or re.sub(r"\W+", "-", section.title.lower()).strip("-")
 
 
 def _parts(parts: Sequence[Part], level: int) -> list[Element]:
@@ -123,14 +189,16 @@ def _part(part: Part, level: int) -> list[Element]:
         case Badge():
             return [element("p", None, _badge(part))]
         case PageTable():
-            return [_table(part)]
+            return [_table(part), *_column_notes(part)]
         case FactList():
             pairs = [(element("dt", None, name), element("dd", None, value)) for name, value in part.pairs]
             return [element("dl", None, *(item for pair in pairs for item in pair))]
         case Folded():
             return [element("details", None, element("summary", None, part.summary), *_parts(part.parts, level))]
         case Section():
-            return [element(f"h{level}", {"id": part.anchor}, part.title), *_parts(part.parts, level + 1)]
+            heading = element(f"h{level}", {"id": _anchor(part)}, part.title)
+            content = [heading, *_parts(part.parts, level + 1)]
+            return [element("section", {"data-filter": part.keywords.lower()}, *content)] if part.keywords else content
         case Drawing():
             return [_drawings([part])]
 
@@ -148,31 +216,64 @@ def _badge(badge: Badge) -> Element:
 
 
 def _drawings(drawings: Sequence[Part]) -> Element:
-    """Figures side by side where there is room: two columns for two or four of them, else up to three."""
+    """Figures in rows of two. A wide one has a row to itself, and so has one that is left over."""
     figures = [_figure(drawing) for drawing in drawings if isinstance(drawing, Drawing)]
-    even = " even" if len(drawings) in (2, 4) else ""
-    return element("div", {"class": f"figures{even}"}, *on_lines(*figures))
+    alone: Element | None = None
+    for figure in figures:
+        if figure.get("class") == "whole":
+            _take_a_row(alone)
+            alone = None
+        else:
+            alone = figure if alone is None else None
+    _take_a_row(alone)
+    return element("div", {"class": "figures"}, *on_lines(*figures))
+
+
+def _take_a_row(figure: Element | None) -> None:
+    """Lay out a figure that has no neighbour: with its caption beside it, or in the middle where it has none."""
+    if figure is not None:
+        figure.set("class", "middle" if figure.find("figcaption") is None else "beside")
 
 
 def _figure(drawing: Drawing) -> Element:
     svg = as_svg(drawing.figure, drawing.description or drawing.caption)
+    width = _readable_width(svg)
+    svg.set("style", f"min-width: {width}px")
     caption = [element("figcaption", None, *_prose(drawing.caption))] if drawing.caption else []
-    return element("figure", None, svg, *caption)
+    attributes = {"class": "whole" if width > _PAIRED else ""}
+    return element("figure", attributes, element("div", {"class": "plot"}, svg), *caption)
+
+
+def _readable_width(svg: Element) -> int:
+    """Pixels at which the smallest text of a figure has `_SMALLEST_TEXT`; on narrower screens the figure scrolls."""
+    sizes = [float(size) for node in svg.iter("text") for size in re.findall(r"([\d.]+)px", node.get("style", ""))]
+    width = float(svg.get("viewBox", "0 0 0 0").split()[2])
+    return math.ceil(width * max(1.0, _SMALLEST_TEXT / min(sizes, default=_SMALLEST_TEXT)))
 
 
 def _table(table: PageTable) -> Element:
     numeric = [_is_numeric([row[i] for row in table.rows]) for i in range(len(table.header))]
     names = [
-        element("th", {"scope": "col", "class": "number" if right else ""}, name)
+        element("th", {"scope": "col", "class": "number" if right else "", "title": table.columns.get(name, "")}, name)
         for name, right in zip(table.header, numeric, strict=True)
     ]
     labels = [name if table.narrow == "cards" else "" for name in table.header]
+    keywords = table.keywords or [""] * len(table.rows)
     rows = [
-        element("tr", None, *(_cell(*cell) for cell in zip(row, labels, numeric, strict=True))) for row in table.rows
+        element(
+            "tr", {"data-filter": words.lower()}, *(_cell(*cell) for cell in zip(row, labels, numeric, strict=True))
+        )
+        for row, words in zip(table.rows, keywords, strict=True)
     ]
     head, body = element("thead", None, element("tr", None, *names)), element("tbody", None, *on_lines(*rows))
     content = element("table", {"class": _TABLE_CLASSES[table.narrow]}, *on_lines(head, body))
     return element("div", {"class": "scroll"}, content)
+
+
+def _column_notes(table: PageTable) -> list[Element]:
+    """What columns hold, below a table."""
+    notes = [item for name, note in table.columns.items() for item in (element("b", None, name), f": {note}. ")]
+    return [element("p", {"class": "columns"}, *notes)] if notes else []
 
 
 def _is_numeric(cells: Sequence[Cell]) -> bool:

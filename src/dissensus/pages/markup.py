@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 _NOT_PRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that a document cannot hold: control characters, and halves of pairs (from names of files)."""
 
-_VOID = ("meta", "link")
+_VOID = ("meta", "link", "input")
 """Elements without content and end."""
 _VERBATIM = ("style", "script")
 """Elements whose content browsers read as it is."""

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 News = Literal["good", "fair", "bad", "none"]
@@ -19,6 +19,15 @@ def significant(value: float, digits: int = 3) -> str:
     text = f"{value:.{digits}g}"
     rounded = float(text)
     return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e9 else text
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, in the singular for one and in the plural for all others.
+
+    >>> counted(1, "epoch"), counted(2000, "example"), counted(0, "class", "classes")
+    ('1 epoch', '2,000 examples', '0 classes')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,10 @@ class PageTable:
     narrow: Literal["scroll", "cards", "fit"] = "scroll"
     """On a narrow screen: ``scroll`` sideways beside the first column, which stays in place; a card per row, with the
     first cell as its title; or ``fit``, with cells wrapped, for tables of few columns."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """What columns hold, by their names in the header; shown below the table, and on hover."""
+    keywords: Sequence[str] = ()
+    """For each row the words that the page's filter finds it by; a row without any is always shown."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,9 @@ class Section:
     title: str
     parts: Sequence["Part"]
     anchor: str = ""
+    """The name that links use; made of the title by default."""
+    keywords: str = ""
+    """The words that the page's filter finds it by; a section without any is always shown."""
 
 
 Part = Text | Badge | PageTable | Drawing | FactList | Folded | Section
@@ -144,7 +160,9 @@ Part = Text | Badge | PageTable | Drawing | FactList | Folded | Section
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page: its title, which is also its first heading, and its parts."""
+    """A whole page: its title, which is also its first heading, and its parts. Three sections or more are listed."""
 
     title: str
     parts: Sequence[Part]
+    filter: str = ""
+    """The label of a field that filters rows and sections by their keywords; without a label there is none."""

@@ -4,11 +4,12 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, fromstring
 
 from dissensus.output_files import write_output
-from dissensus.pages.markup import printable
+from dissensus.pages.markup import element, printable
+from dissensus.pages.parts import significant
 
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
@@ -23,6 +24,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE_SIZE = 11.5
 _BETWEEN = 0.06
 """Space between panels, as a share of a panel, so that the label of one does not touch the next."""
+_MOST_VALUES = 600
+"""Values of points that a figure holds."""
 _LEGEND_WIDTH = 62
 """Characters that fit side by side below a panel."""
 
@@ -126,6 +129,7 @@ def as_svg(figure: Any, description: str) -> Element:
     with _plain_text(figure):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
+    values = point_values(figure)
     svg = fromstring(text[text.index("<svg") :])
     for node in svg.iter():
         for child in list(node):
@@ -133,8 +137,75 @@ def as_svg(figure: Any, description: str) -> Element:
                 node.remove(child)
         node.tag = _local_name(node.tag)
         node.attrib = {_local_name(name): value.replace(INK, "currentColor") for name, value in node.attrib.items()}
+    for value in values:
+        place = {"class": "value", "cx": f"{value.x:.1f}", "cy": f"{value.y:.1f}", "r": "7"}
+        svg.append(element("circle", place, element("title", None, value.text)))
     svg.attrib |= {"role": "img", "aria-label": printable(description)}
     return svg
+
+
+class PointValue(NamedTuple):
+    """What a figure says of a point when the pointer rests on it."""
+
+    x: float
+    """In points from the left."""
+    y: float
+    """In points from the top."""
+    text: str
+
+
+def point_values(figure: Any) -> list[PointValue]:
+    """The values of marked points and bars of a figure that has been drawn; none where there are very many."""
+    import numpy as np
+
+    values: list[PointValue] = []
+    for axes in figure.axes:
+        for name, points in _points(axes):
+            finite = points[np.isfinite(points).all(1)]
+            places = axes.transData.transform(finite) * 72 / figure.dpi
+            low, high = axes.get_window_extent().get_points() * 72 / figure.dpi
+            for (x, y), place in zip(finite.tolist(), places, strict=True):
+                if (low - 1 <= place).all() and (place <= high + 1).all():
+                    words = [name, _said(axes.xaxis, x), _said(axes.yaxis, y)]
+                    top = figure.get_figheight() * 72 - float(place[1])
+                    values.append(PointValue(float(place[0]), top, "\n".join(filter(None, words))))
+    return values if len(values) <= _MOST_VALUES else []
+
+
+def _points(axes: Any) -> Iterator[tuple[str, Any]]:
+    """Names and data ``[N, 2]`` of lines with markers, of scattered points and of the ends of bars."""
+    import numpy as np
+    from matplotlib.container import BarContainer
+
+    for line in axes.lines:
+        if line.get_marker() not in ("", "None", None) and line.get_transform() == axes.transData:
+            yield _label(line), np.asarray(line.get_xydata(), dtype=float)
+    for dots in axes.collections:
+        if hasattr(dots, "get_sizes") and not dots.get_rasterized() and dots.get_offset_transform() == axes.transData:
+            yield _label(dots), np.asarray(dots.get_offsets(), dtype=float)
+    for bars in axes.containers:
+        if isinstance(bars, BarContainer):
+            upright = bars.orientation == "vertical"
+            for bar in bars.patches:
+                x, y, width, height = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
+                yield _label(bars), np.array([[x + width / 2, y + height] if upright else [x + width, y + height / 2]])
+
+
+def _label(artist: Any) -> str:
+    label = str(artist.get_label())
+    return "" if label.startswith("_") else label
+
+
+def _said(axis: Any, value: float) -> str:
+    """A value with its axis' label; the name of its tick where ticks have names."""
+    label, ticks = axis.get_label_text(), axis.get_major_formatter()
+    text = significant(value)
+    if type(ticks).__name__ == "PercentFormatter":
+        text = f"{100 * value / ticks.xmax:.3g} %"
+    elif type(ticks).__name__ in ("FixedFormatter", "FuncFormatter"):
+        near = [tick for tick in axis.get_major_ticks() if abs(tick.get_loc() - value) < 0.5]
+        text = near[0].label1.get_text() if near else text
+    return f"{label}: {text}" if label else text
 
 
 def _local_name(name: str) -> str:

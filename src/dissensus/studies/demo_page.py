@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dissensus.auditing.examples import DROPS
 from dissensus.pages import Cell, Drawing, FactList, Number, Page, PageTable, Part, Section, Text, charts, style
-from dissensus.pages.parts import significant
+from dissensus.pages.parts import counted, significant
 from dissensus.studies import verdicts
 from dissensus.studies.demo import TEST_FRACTION, DemoProblem, DemoResult, DemoRun
 
@@ -31,6 +31,16 @@ COLUMNS = {
 }
 """Columns of the tables, and the quantities that they hold."""
 TABLE_HEADER = ("β", *COLUMNS)
+_COLUMN_NOTES = {
+    "ensemble": "loss of the ensemble on test data",
+    "members": "mean loss of its members",
+    "diversity": "the members' loss less the ensemble's",
+    "div/err": "diversity divided by the ensemble's loss",
+    "gap": "the ensemble's loss on test data less that on training data",
+    "bias %": "share of diversity that constant shifts of members make up",
+    "drop 20%": "rise of the ensemble's loss, in per cent, without a random 20 % of its members",
+}
+"""What the columns hold, for readers of the page."""
 _X_LABEL = "β (0: members alone, 1: joint training)"
 
 
@@ -190,7 +200,7 @@ def page(result: DemoResult) -> Page:
 
 
 def _problem_section(result: DemoResult, problem: DemoProblem) -> Section:
-    table = PageTable(TABLE_HEADER, table_rows(result, problem.name))
+    table = PageTable(TABLE_HEADER, table_rows(result, problem.name), "cards", _COLUMN_NOTES)
     return Section(problem.title, [Text(finding(result, problem.name), "finding"), *_drawings(result, problem), table])
 
 
@@ -233,7 +243,7 @@ def _provenance(result: DemoResult) -> list[tuple[str, str]]:
         (
             "training",
             "; ".join(
-                f"{problem.name}: AdamW {problem.lr:g}, {settings.epochs(problem)} epochs, "
+                f"{problem.name}: AdamW {problem.lr:g}, {counted(settings.epochs(problem), 'epoch')}, "
                 f"batches of {problem.batch_size}"
                 for problem in problems
             ),

@@ -129,7 +129,7 @@ def page(names: Sequence[str], root: Path, on_progress: OnProgress = no_progress
             for spec, results in chosen:
                 on_progress(f"drawing {spec.name}", 0.5 + drawn / len(names) / 2)
                 drawn += 1
-                details += [_study(spec, freshest(results))] if results else []
+                details += [_study(spec, freshest(results), _keywords(spec, results))] if results else []
             notes = [Text(f"{spec.reference}: {text}") for spec, _ in chosen for text in unfinished(spec.name, root)]
             sections.append(Section(title, [_overview(chosen), *notes, *details]))
     introduction = (
@@ -141,7 +141,11 @@ def page(names: Sequence[str], root: Path, on_progress: OnProgress = no_progress
         "training or on a subset are reduced settings, where a paper's numbers are not comparable. Stale results were "
         "made by other settings or another version of the procedure than today's."
     )
-    return Page("What the papers say, and what we measured", [Text(introduction, "lead"), _counts(studies), *sections])
+    return Page(
+        "What the papers say, and what we measured",
+        [Text(introduction, "lead"), _counts(studies), *sections],
+        filter="Show studies with these words (a data set, a method, a verdict):",
+    )
 
 
 def _counts(studies: Sequence[Study]) -> Text:
@@ -167,10 +171,17 @@ def _overview(studies: Sequence[Study]) -> PageTable:
         places = [standing(spec, results, setting) for setting in SETTINGS]
         badges = [Badge(where.claim, where.news, where.statements) if where.claim else "" for where in places]
         rows.append([name, spec.claim, *badges])
-    return PageTable(("study", "claim", *SETTINGS.values()), rows, narrow="cards")
+    keywords = [_keywords(spec, results) for spec, results in studies]
+    return PageTable(("study", "claim", *SETTINGS.values()), rows, narrow="cards", keywords=keywords)
 
 
-def _study(spec: Spec, summary: Summary) -> Section:
+def _keywords(spec: Spec, results: Sequence[Summary]) -> str:
+    """The words that a reader may look for a study by: its name, what it says, its data and its verdicts."""
+    claims = [standing(spec, results, setting).claim for setting in SETTINGS]
+    return " ".join([spec.name, spec.reference, spec.title, spec.claim, *spec.data, *claims])
+
+
+def _study(spec: Spec, summary: Summary, keywords: str) -> Section:
     drawings = [Drawing(figure, description=f"{spec.reference}: {title}") for figure, title in figures(spec, summary)]
     judged = [verdict for verdict in summary.verdicts if verdict.verdict != verdicts.NOT_RUN]
     others = [verdict for verdict in summary.verdicts if verdict.verdict == verdicts.NOT_RUN]
@@ -188,7 +199,7 @@ def _study(spec: Spec, summary: Summary) -> Section:
         *_flags(summary),
         FactList(_provenance(spec, summary)),
     ]
-    return Section(f"{spec.reference}: {spec.title}", parts, _anchor(spec))
+    return Section(f"{spec.reference}: {spec.title}", parts, _anchor(spec), keywords)
 
 
 def _provenance(spec: Spec, summary: Summary) -> list[tuple[str, str]]:
