@@ -52,6 +52,8 @@ class Skeleton:
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
         self.draws: dict[bool, bool] = {}
         """Whether the forward pass draws from global generators, by mode, as the first pass has shown."""
+        self.apart: dict[bool, set[nn.Module]] = {}
+        """Layers of shared weights that read what is a member's own, by mode, as the first pass has shown."""
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._empty: dict[str, tuple[dict[str, Any], str]] = {}
         """Buffers that are None."""
