@@ -41,7 +41,7 @@ _HOOKS: set[Any] = {
     torch.Tensor.retain_grad,
 }
 """They change what autograd does with a tensor, which each member then has for itself."""
-_RANDOM = re.compile(
+RANDOM = re.compile(
     r"rand|normal(?!ize)|uniform|bernoulli|exponential|cauchy|geometric|multinomial|poisson|binomial|gumbel|rrelu"
 )
 """Names of functions that draw random numbers. A network may begin to draw after its first pass."""
@@ -81,7 +81,7 @@ class CommonPart(TorchFunctionMode):
         self.results: dict[Any, _Result] = {}
         self.common = {id(tensor): tensor for tensor in [*skeleton.shared_tensors().values(), *tensors(x)]}
         apart = skeleton.apart[skeleton.network.training]
-        self.layers = [layer for layer in _common_layers(skeleton) if layer not in apart]
+        self.layers = [layer for layer in common_layers(skeleton) if layer not in apart]
         self.inside, self.drew, self.training = False, False, skeleton.network.training
         self.given_up: list[Tensor] = []
         self.calls: Counter[Any] = Counter()
@@ -90,7 +90,7 @@ class CommonPart(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, or return its earlier result."""
         name = getattr(func, "__name__", "")
-        if _RANDOM.search(name) or (self.training and "drop" in name):
+        if RANDOM.search(name) or (self.training and "drop" in name):
             self.drew = True
             return func(*args, **(kwargs or {}))
         if self.inside:
@@ -193,7 +193,7 @@ class FirstLook(TorchFunctionMode):
         self.common = WeakIdKeyDictionary()
         for tensor in [*skeleton.shared_tensors().values(), *tensors(x)]:
             self.common[tensor] = None
-        self.layers = _common_layers(skeleton)
+        self.layers = common_layers(skeleton)
         self.inside: nn.Module | None = None
         self.apart: set[nn.Module] = set()
         """Layers that read what is not common."""
@@ -265,7 +265,7 @@ def _versions(leaves: list[Any]) -> list[int]:
     return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
-def _common_layers(skeleton: Skeleton) -> list[nn.Module]:
+def common_layers(skeleton: Skeleton) -> list[nn.Module]:
     """The outermost layers all of whose tensors are shared, and that neither draw numbers nor have hooks."""
     idle = [
         layer

@@ -29,6 +29,7 @@ from dissensus.execution.sharing import Shared, shared_names
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_one_dtype, check_real
+from dissensus.execution.wide import wide_plan
 from dissensus.randomness import generators_kept
 
 log = logging.getLogger("dissensus")
@@ -428,7 +429,10 @@ class StackedMembers(nn.Module):
     def is_batchable(self) -> bool:
         """Whether the backend ``"batched"`` knows every layer."""
         try:
-            self.skeleton.once(batched_plan)
+            if self.skeleton.shared:
+                wide_plan(self.skeleton, per_member=False)
+            else:
+                self.skeleton.once(batched_plan)
         except Unsupported:
             return False
         return True
