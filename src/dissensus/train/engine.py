@@ -428,7 +428,7 @@ class Engine:
     def blame(self, run: int, step: int, batch: Batch, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
         """Record what was not finite in a run's step, in which members, and whether its batch had NaN already."""
         state = self.state
-        shared = None if state.shared is None else state.shared.grad
+        shared = None if state.shared is None or state.shared.grad is None else state.shared.grad[run]
         if self.ranks is not None:  # one number per member says whether its gradient is finite
             grad = self.ranks.gathered(torch.linalg.vector_norm(grad, math.inf, 1, keepdim=True))
         part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run, shared)
@@ -456,8 +456,9 @@ class Engine:
                     metric = metric.flatten()[self.ranks.own]
                 going = state.stopping.update(state.epoch + 1, metric, state.flat, state.active, everyone)
                 state.active.copy_(going)
-                if state.shared is not None and state.stopping.best_epoch.tolist() == [state.epoch + 1]:
-                    state.shared.note_best()
+                if state.shared is not None:
+                    improved = state.stopping.best_epoch == state.epoch + 1
+                    state.shared.note_best(improved.to(state.flat.device))
         if state.freezing is not None:
             active = state.freezing.update(state.epoch + 1, means["member_loss"][0], self._of_all(state.active))
             state.active.copy_(active if self.ranks is None else active[self.ranks.own])
