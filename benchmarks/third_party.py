@@ -388,6 +388,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--members", type=int, default=5)
     parser.add_argument("--gpu-only", action="store_true", help="only networks that are too large for a CPU")
+    parser.add_argument("--only", nargs="+", default=[], help="networks to run; rows of others stay as a file has them")
     parser.add_argument("--json", type=Path, help="also write the numbers here, after every row")
     options = parser.parse_args()
     logging.getLogger("dissensus").setLevel(logging.ERROR)  # which backends refuse a network is in the table
@@ -401,16 +402,21 @@ def main() -> None:
         "rounds": options.rounds,
     }
     print(", ".join(f"{name} {value}" for name, value in made.items()))
+    names = [case.name for case in CASES]
     rows = []
+    if options.only and options.json and options.json.exists():
+        rows = [row for row in json.loads(options.json.read_text())["rows"] if row["case"] not in options.only]
     for case in CASES:
-        if options.gpu_only and not case.on_gpu_only:
+        if (options.gpu_only and not case.on_gpu_only) or (options.only and case.name not in options.only):
             continue
         try:
             rows.append(row(case, options.members, options.rounds, device))
         except Exception as reason:  # one network that fails does not cost the rows of the others
             rows.append({"case": case.name, "missing": f"{type(reason).__name__}: {str(reason).splitlines()[0]}"})
+        rows[-1]["source"] = made["source"]
         gc.collect()
         print(json.dumps(rows[-1]), flush=True)
+        rows.sort(key=lambda row: names.index(row["case"]))
         if options.json:
             options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 
