@@ -1,5 +1,6 @@
 """Members over several processes give what one process gives, to rounding."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.skipif(
 )
 MEMBERS = 5
 JOINT = partial(objectives.joint, loss="cross_entropy", pool="probability")
+ATTACK = ds.train.AdversarialTraining(0.1, steps=2, box=(-9.0, 9.0), norm="l2")
+"""Without signs, which would make large differences of rounded gradients."""
 INDEPENDENT = partial(objectives.independent, loss="cross_entropy")
 
 
@@ -48,6 +51,9 @@ def _cases() -> dict[str, tuple[Any, dict[str, Any]]]:
         "joint": (JOINT, {}),
         "adp": (partial(objectives.adp, alpha=1.0, beta=0.5), {}),
         "ldr": (partial(objectives.ldr, strength=0.3), {}),
+        "sampled": (partial(objectives.ldr, strength=0.3), {"active_members": 3}),
+        "attacked": (JOINT, {"adversarial": ATTACK}),
+        "attacked apart": (INDEPENDENT, {"adversarial": replace(ATTACK, against="members")}),
         "a2d": (partial(objectives.a2d, strength=0.3), {"unlabelled": _data()[2]}),
         "gradient_adjusted": (partial(objectives.gradient_adjusted, alpha=0.5), {}),
         "negative_correlation": (partial(objectives.negative_correlation, strength=0.3, loss="squared_error"), {}),

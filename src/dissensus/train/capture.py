@@ -6,6 +6,7 @@ because the batch would be gone by then.
 """
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 
 import torch
@@ -16,6 +17,8 @@ from dissensus.dropout import counter_names
 from dissensus.execution.graphs import Capture, capture_on
 from dissensus.execution.replay import GraphCache, Recording
 from dissensus.train.engine import Engine
+
+log = logging.getLogger("dissensus")
 
 WARM_UP = 3
 """Eager steps with batches of a shape before such a step is captured."""
@@ -110,7 +113,7 @@ class GraphSteps:
         Running means of batch norm have changed too and remain so; no training pass reads them.
         """
         rows = torch.zeros_like(engine.state.active)
-        rows[run * engine.members : (run + 1) * engine.members] = True
+        rows[run * engine.state.members : (run + 1) * engine.state.members] = True
         state = engine.body.state()
         counters = {n: t for n, t in state.items() if n in counter_names(state) or n.endswith("num_batches_tracked")}
         beside = engine.adversary is not None and engine.adversary.settings.beside
@@ -129,9 +132,21 @@ class GraphSteps:
 
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
-    """Captured steps on a GPU; None for a CPU, for optimizers that the user brings, and for recomputed passes."""
+    """Captured steps on a GPU; None for a CPU, for optimizers that the user brings, and for recomputed passes.
+
+    With several processes, a backend that cannot be captured leaves collectives to the host, between graphs.
+    """
     device = engine.state.flat.device
     if device.type != "cuda" or engine.state.optimizers is not None or engine.body.recompute:
         return None
-    # A foreign loader may have threads that call CUDA.
-    return GraphSteps(functools.partial(capture_on, device, "global" if engine.feed.resumable else "thread_local"))
+    ranks = engine.ranks
+    if ranks is not None and engine.state.settings.sampling is not None:
+        log.info("steps are not captured in a graph: processes take other numbers of members at every step")
+        return None
+    if ranks is not None and not ranks.captures and engine.adversary is not None:
+        log.info("steps are not captured in a graph: attacks exchange gradients in the middle of a backward pass")
+        return None
+    # A foreign loader, and connections to other processes, may have threads that call CUDA.
+    watch = "global" if engine.feed.resumable and ranks is None else "thread_local"
+    pieces = ranks is not None and not ranks.captures
+    return GraphSteps(functools.partial(capture_on, device, watch, pieces=pieces))

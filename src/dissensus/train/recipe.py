@@ -492,7 +492,7 @@ class Recipe:
             callbacks=callbacks,
             checkpointer=checkpointer,
             ranks=ranks,
-            capture=graph_steps if ranks is None else None,
+            capture=graph_steps,
         )
 
     @functools.cached_property
@@ -612,6 +612,7 @@ class Recipe:
             accumulated=GradientAverage(flat) if self.updates.accumulate > 1 else None,
             shared=self._shared_weights(runs, body),
             active=active if ranks is None else active[ranks.own].clone(),
+            own=None if ranks is None else ranks.own,
             stopping=None
             if self.validation is None
             else EarlyStopping(body, flat, len(flat) // len(runs), self.validation_settings),

@@ -80,6 +80,8 @@ class TrainState:
     """The state of the optimizer."""
     active: Bool[Tensor, " G"]
     """Rows that train; the others rest."""
+    own: slice | None = None
+    """The members of this process, where several train one run; None: all."""
     optimizers: MemberOptimizers | None = None
     """Optimizers that the user brings, one per row; None: all rows are updated at once, with `moments`."""
     average: WeightAverage | None = None
@@ -166,7 +168,10 @@ class TrainState:
         """The rows that the latest step has sampled; None for all."""
         if self.settings.sampling is None or self.sampled is None:
             return None
-        return self.settings.sampling.rows(self.sampled)
+        rows = self.settings.sampling.rows(self.sampled)
+        if self.own is None:
+            return rows
+        return rows[(rows >= self.own.start) & (rows < self.own.stop)] - self.own.start
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -187,6 +192,7 @@ class TrainState:
         weight: Tensor | int = examples
         if self.step_weight is not None:
             own = self.step_weight if self.step_weight.ndim == 2 else self.step_weight.unsqueeze(1)
+            own = own[:, self.own] if self.own is not None and own.shape[1] > 1 else own
             # Masks of one network are not rows of their own.
             own = own if own.shape[1] in (1, self.members) else own.mean(1, keepdim=True)
             weight = own.expand(self.runs, self.members).flatten()
@@ -195,8 +201,7 @@ class TrainState:
     def update_shared(self, optimizer: str, factor: Tensor, examples: int, *, updates: bool) -> None:
         """Update the parameters that members share, unless the run has stopped."""
         assert self.shared is not None
-        weight = self._weight_of_batch(examples)
-        weight = weight.mean().reshape(1) if isinstance(weight, Tensor) else weight
+        weight = examples if self.step_weight is None else self.step_weight.mean().reshape(1)
         self.shared.update(optimizer, factor, self.active_runs(), weight, updates=updates)
 
     def begin_epoch(self) -> None:
