@@ -7,7 +7,7 @@ because the batch would be gone by then.
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from dissensus.dropout import counter_names
 from dissensus.execution.graphs import Capture, capture_on
 from dissensus.execution.replay import GraphCache, Recording
 from dissensus.train.engine import Engine
+from dissensus.train.parallel import Ranks
 
 log = logging.getLogger("dissensus")
 
@@ -149,4 +150,23 @@ def graph_steps(engine: Engine) -> GraphSteps | None:
     # A foreign loader, and connections to other processes, may have threads that call CUDA.
     watch = "global" if engine.feed.resumable and ranks is None else "thread_local"
     pieces = ranks is not None and not ranks.captures
-    return GraphSteps(functools.partial(capture_on, device, watch, pieces=pieces))
+    new_capture = functools.partial(capture_on, device, watch, pieces=pieces)
+    return GraphSteps(new_capture if ranks is None else lambda: _agreed(new_capture(), ranks))
+
+
+def _agreed(capture: Capture | None, ranks: Ranks) -> Capture | None:
+    """A way to capture that fails in all processes where it fails in one, so that all take the same steps."""
+
+    def captured(function: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+        assert capture is not None
+        replay, problem = None, ""
+        try:
+            replay = capture(function, generators)
+        except RuntimeError as reason:
+            problem = str(reason) or type(reason).__name__
+        problem = next(filter(None, ranks.everyone(problem)), "")
+        if replay is None or problem:
+            raise RuntimeError(problem)
+        return replay
+
+    return None if capture is None else captured

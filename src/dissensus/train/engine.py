@@ -493,7 +493,7 @@ class Engine:
         state.epoch, state.in_epoch = state.epoch + 1, 0
         if not bool(going.all()):
             self._retire(~going)
-        resting = not bool(state.active.all())
+        resting = not bool(self._of_all(state.active).all())  # all processes run eagerly, or none
         if resting != state.resting and self.captured is not None:
             self.captured.forget()
         state.resting = resting

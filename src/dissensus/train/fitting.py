@@ -339,7 +339,6 @@ def fit(
             "sequential": sequential or None,
             "twin": None if twin is False else "one",
             "max_memory": max_memory,
-            "checkpoint": checkpoint,
         }
         several = check_parallel(parallel, refused, members.body)
         of_twin = twin_objective(twin, members, objective)
@@ -491,10 +490,14 @@ def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callb
     with several_ranks(ensemble.members, ensemble.device, parallel) as ranks:
         tell_of_split(ensemble.body, recipe.objective)
         engine = recipe.engine(
-            progress=progress if ranks.first else None, callbacks=RankCallbacks(callbacks, ranks), ranks=ranks
+            progress=progress if ranks.first else None,
+            callbacks=RankCallbacks(callbacks, ranks),
+            checkpoint=recipe.checkpoint,
+            ranks=ranks,
         )
         ensemble.twin = None
-        train(engine)
+        with reserved(recipe.checkpoint if ranks.first else None):
+            train(engine)
         adopt(ensemble.body, engine.body, ranks)
         history = engine.history(0)
         if isinstance(history.best_epoch, list):

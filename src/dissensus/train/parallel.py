@@ -5,11 +5,14 @@ objective on all of them; only the outputs of the rank's own members want a grad
 ``members × data``: those of one row of it train the same members, each on its part of the batch.
 """
 
+import atexit
+import itertools
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -32,6 +35,8 @@ _TIMEOUT = timedelta(minutes=10)
 """The longest wait for another rank. A process that ends closes its connections, which ends the wait at once."""
 _LOST = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|[Pp]eer")
 """Words of errors that say that another process is gone."""
+_blocks = itertools.count()
+"""Numbers of blocks of `several_ranks`, which are the same on all ranks."""
 MEMBERS, DATA = "members", "data"
 """The dimensions of the mesh of processes."""
 
@@ -61,6 +66,36 @@ def mesh_shape(size: int, members: int, parallel: str) -> tuple[int, int]:
     return groups, size // groups
 
 
+class Connections:
+    """The process groups of a training. They are closed when nothing refers to them any more, so nothing else may."""
+
+    def __init__(self, here: "Ranks", device: str) -> None:
+        self.whole: Any = dist.new_group(timeout=_TIMEOUT)
+        """All processes."""
+        self.control: Any = dist.new_group(timeout=_TIMEOUT, backend="gloo")
+        """All processes, on the host, for what is decided."""
+        self._others: list[Any] = []
+        if here.data_size == 1:
+            self.mesh: Any = DeviceMesh.from_group(self.whole, device, mesh_dim_names=(MEMBERS,))
+            return
+        places = torch.arange(here.size * here.data_size).view(here.size, here.data_size)
+        for lists in (places.T.tolist(), places.tolist()):
+            self._others.append(dist.new_subgroups_by_enumeration(lists, timeout=_TIMEOUT)[0])
+        self.mesh = DeviceMesh.from_group(self._others, device, mesh=places, mesh_dim_names=(MEMBERS, DATA))
+
+    def close(self, *, failed: bool) -> None:
+        """Close all groups; others that wait for this process then hear that it has left."""
+        groups = [self.whole, self.control, *self._others]
+        self.whole = self.control = self.mesh = None
+        self._others = []
+        while groups:
+            with suppress(RuntimeError, ValueError, AttributeError):
+                if failed:
+                    groups[-1].abort()
+                dist.destroy_process_group(groups[-1])
+            groups.pop()
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The processes of a training, and the members of each: consecutive ones, the first ranks have one more."""
@@ -75,12 +110,8 @@ class Ranks:
     """The place of this process among those that train the same members."""
     data_size: int = 1
     """Processes that train the same members, each on a part of the batch."""
-    mesh: DeviceMesh | None = None
-    """Processes by group of members, and by part of the batch."""
-    whole: Any = None
-    """The process group of all of them."""
-    control: Any = None
-    """The process group, on the host, of what is decided."""
+    connections: "Connections | None" = None
+    """None before processes are connected, and afterwards."""
     captures: bool = False
     """Whether a graph can hold collectives."""
     counts: list[int] = field(init=False)
@@ -174,7 +205,7 @@ class Ranks:
             mine = torch.cat([mine, mine.new_zeros(most - len(mine), *mine.shape[1:])])
         mine = mine.contiguous()
         wire = mine.view(torch.uint8) if mine.dtype == torch.bool else mine
-        gather, group = torch.ops._c10d_functional.all_gather_into_tensor, self._group(dimension).group_name
+        gather, group = torch.ops._c10d_functional.all_gather_into_tensor, self._group(dimension)
         shape = (len(counts) * most, *wire.shape[1:])
         gathered = self._carried(lambda sent: gather(sent, len(counts), group), wire, shape)
         pieces = gathered.view(mine.dtype).split(most)
@@ -182,9 +213,14 @@ class Ranks:
         entries[place] = tensor
         return torch.cat(entries, axis)
 
-    def _group(self, dimension: str) -> Any:
-        assert self.mesh is not None
-        return self.mesh.get_group(dimension)
+    @property
+    def _connected(self) -> Connections:
+        assert self.connections is not None
+        return self.connections
+
+    def _group(self, dimension: str) -> str:
+        """The name of the group of this process along a dimension of the mesh."""
+        return self._connected.mesh.get_group(dimension).group_name
 
     def _carried(self, collective: Callable[[Tensor], Tensor], sent: Tensor, shape: Sequence[int]) -> Tensor:
         """What a collective returns. A graph that cannot hold it is captured in pieces, with the collective between."""
@@ -199,17 +235,17 @@ class Ranks:
         between(lambda: result.copy_(received()))
         return result
 
-    def _reduced(self, tensor: Tensor, operation: str, group: Any) -> Tensor:
+    def _reduced(self, tensor: Tensor, operation: str, group: str) -> Tensor:
         tensor, reduce = tensor.detach().contiguous(), torch.ops._c10d_functional.all_reduce
-        return self._carried(lambda sent: reduce(sent, operation, group.group_name), tensor, tensor.shape)
+        return self._carried(lambda sent: reduce(sent, operation, group), tensor, tensor.shape)
 
     def agreed(self, flags: Tensor) -> Tensor:
         """Flags that are set on every rank."""
-        return self._reduced(flags.to(torch.int32), "min", self.whole).bool()
+        return self._reduced(flags.to(torch.int32), "min", self._connected.whole.group_name).bool()
 
     def summed(self, tensor: Tensor) -> Tensor:
         """The sum of every rank's tensor."""
-        return self._reduced(tensor, "sum", self.whole)
+        return self._reduced(tensor, "sum", self._connected.whole.group_name)
 
     def summed_over_data(self, tensor: Tensor) -> Tensor:
         """The sum over the processes of the same members."""
@@ -237,14 +273,14 @@ class Ranks:
         if self.size * self.data_size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=source, group=self.control, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=source, group=self._connected.control, device=torch.device("cpu"))
         return box[0]
 
     def everyone(self, value: Any) -> list[Any]:
         """The values of all ranks, on every rank."""
         values = [value] * (self.size * self.data_size)
         if len(values) > 1:
-            dist.all_gather_object(values, value, group=self.control)
+            dist.all_gather_object(values, value, group=self._connected.control)
         return values
 
 
@@ -342,6 +378,14 @@ def join(device: torch.device) -> None:
     # NCCL refuses several processes on one card.
     of_card = device.type == "cuda" and dist.is_nccl_available() and local <= torch.cuda.device_count()
     dist.init_process_group("cpu:gloo,cuda:nccl" if of_card else "gloo", timeout=_TIMEOUT)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Close what `join` has opened."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
 
 
 def members_of_rank(members: int, parallel: str) -> Ranks:
@@ -362,50 +406,29 @@ def several_ranks(members: int, device: torch.device, parallel: str = MEMBERS) -
     join(device)
     on_card = device.type == "cuda" and "nccl" in str(dist.get_backend_config())
     place = dist.get_rank()
-    mesh, groups = _mesh(here, "cuda" if on_card else "cpu")
-    whole, control = groups[:2]
-    ranks = Ranks(members, here.rank, here.size, here.data_rank, here.data_size, mesh, whole, control, captures=on_card)
+    ranks = replace(here, connections=Connections(here, "cuda" if on_card else "cpu"), captures=on_card)
     store = dist.distributed_c10d._get_default_store()
-    key = f"{_FAILURE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    key = f"{_FAILURE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_blocks)}"
+    failed = False
     try:
         yield ranks
     except BaseException as reason:
+        failed = True
         lost = isinstance(reason, RuntimeError) and _LOST.search(str(reason)) is not None
         if not lost:
             # Others wait for this rank: its words first, then the end of their connections.
             with suppress(RuntimeError):
                 if store.add(f"{key}/count", 1) == 1:
                     store.set(key, f"rank {place}: {type(reason).__name__}: {reason}")
-            _destroy(groups)
             raise
+        traceback.clear_frames(reason.__traceback__)  # they refer to connections, which others wait for
         told = "a process that was killed, or a machine that is gone"
         with suppress(RuntimeError):
             if store.check([key]):
                 told = store.get(key).decode()
         raise RankFailed(f"training ended on rank {place}, because another rank failed ({told}).") from reason
-    else:
-        _destroy(groups)
-
-
-def _mesh(here: Ranks, device: str) -> tuple[DeviceMesh, list[Any]]:
-    """Processes as ``members × data``, and new groups: of all, of all on the host, and of each dimension."""
-    whole: Any = dist.new_group(timeout=_TIMEOUT)
-    control = dist.new_group(timeout=_TIMEOUT, backend="gloo")
-    if here.data_size == 1:
-        return DeviceMesh.from_group(whole, device, mesh_dim_names=(MEMBERS,)), [whole, control]
-    places = torch.arange(here.size * here.data_size).view(here.size, here.data_size)
-    of_members, of_data = (
-        dist.new_subgroups_by_enumeration(lists, timeout=_TIMEOUT)[0] for lists in (places.T.tolist(), places.tolist())
-    )
-    groups: list[Any] = [of_members, of_data]
-    mesh = DeviceMesh.from_group(groups, device, mesh=places, mesh_dim_names=(MEMBERS, DATA))
-    return mesh, [whole, control, *groups]
-
-
-def _destroy(groups: Sequence[Any]) -> None:
-    for group in groups:
-        with suppress(RuntimeError, ValueError):
-            dist.destroy_process_group(group)
+    finally:
+        ranks._connected.close(failed=failed)
 
 
 def adopt(whole: Body, own: Body, ranks: Ranks) -> None:
