@@ -444,7 +444,7 @@ class Recipe:
         tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
-        initial = None if checkpoint is None else initial_weights(body)
+        initial = None if checkpoint is None else initial_weights(body, ranks)
         check_bootstrap(objective, self.batches.bootstrap, body)
         state = self._state(runs, varying, body, self._class_weights(runs, rows), ranks)
         known = trained_loss(objective)
@@ -468,7 +468,7 @@ class Recipe:
             _tell_opaque({"network": opaque})
             networks.begin()
             state.python = {"settings": self._identified[1], "networks": networks}
-            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity})
+            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity}, ranks)
         return Engine(
             state=state,
             feed=feed,
@@ -492,7 +492,7 @@ class Recipe:
             callbacks=callbacks,
             checkpointer=checkpointer,
             ranks=ranks,
-            capture=graph_steps if ranks is None else None,
+            capture=graph_steps,
         )
 
     @functools.cached_property
@@ -590,6 +590,9 @@ class Recipe:
         own = self._member_optimizers(body, flat)
         optimizer = self._optimizer_columns(columns, body, flat, own)
         active = _active(self.frozen, members, device).repeat(len(runs))
+        momentum = optimizer.momentum
+        if ranks is not None:  # whether there is a velocity is the same in all processes
+            momentum = ranks.gathered(momentum)
         state = TrainState(
             body=body,
             flat=flat,
@@ -606,17 +609,19 @@ class Recipe:
             ),
             moments={}
             if own is not None
-            else optim.initial_moments(str(self.optimizer.name), flat, optimizer.momentum, optimizer.matrices),
+            else optim.initial_moments(str(self.optimizer.name), flat, momentum, optimizer.matrices),
             optimizers=own,
             average=None if self.updates.ema is None else WeightAverage(self.updates.ema, body, flat),
             accumulated=GradientAverage(flat) if self.updates.accumulate > 1 else None,
             shared=self._shared_weights(runs, body),
             active=active if ranks is None else active[ranks.own].clone(),
+            own=None if ranks is None else ranks.own,
             stopping=None
             if self.validation is None
             else EarlyStopping(body, flat, len(flat) // len(runs), self.validation_settings),
             freezing=Freezing.of(self.freeze, members, self.active_members),
         )
+        state.resting = not bool(active.all())  # members of other processes count too
         check_drawn(state)
         return state
 
@@ -807,9 +812,12 @@ _interrupted: dict[str, str] = {}
 """Weights that interrupted trainings of this process have left, and those that they began with, as checksums."""
 
 
-def initial_weights(body: Body) -> str:
+def initial_weights(body: Body, ranks: Ranks | None = None) -> str:
     """A checksum of the weights before training; weights that an interrupted training has left stand for its own."""
-    weights = digest(*body.tensors().values(), *body.shared_tensors().values())
+    stacked = body.tensors().values()
+    if ranks is not None:  # one tensor of all members at a time
+        stacked = (ranks.gathered(tensor.detach()) for tensor in stacked)
+    weights = digest(*stacked, *body.shared_tensors().values())
     return _interrupted.get(weights, weights)
 
 
