@@ -441,7 +441,7 @@ class Engine:
     def blame(self, run: int, step: int, batch: Batch, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
         """Record what was not finite in a run's step, in which members, and whether its batch had NaN already."""
         state = self.state
-        shared = None if state.shared is None else state.shared.grad
+        shared = None if state.shared is None or state.shared.grad is None else state.shared.grad[run]
         if self.ranks is not None:  # one number per member says whether its gradient is finite
             norms = torch.linalg.vector_norm(grad, math.inf, 1, keepdim=True) if len(grad) else grad[:, :1]
             grad = self.ranks.gathered(norms, counts=self.ranks.counts_of(state.sampled))
@@ -472,8 +472,9 @@ class Engine:
                     metric = metric.flatten()[self.ranks.own]
                 going = state.stopping.update(state.epoch + 1, metric, state.flat, state.active, everyone)
                 state.active.copy_(going)
-                if state.shared is not None and state.stopping.best_epoch.tolist() == [state.epoch + 1]:
-                    state.shared.note_best()
+                if state.shared is not None:
+                    improved = state.stopping.best_epoch == state.epoch + 1
+                    state.shared.note_best(improved.to(state.flat.device))
         if state.freezing is not None:
             active = state.freezing.update(state.epoch + 1, means["member_loss"][0], self._of_all(state.active))
             state.active.copy_(active if self.ranks is None else active[self.ranks.own])

@@ -202,9 +202,11 @@ class TrainState:
         return weight
 
     def update_shared(self, optimizer: str, factor: Tensor, examples: int, *, updates: bool) -> None:
-        """Update the parameters that members share, unless the run has stopped."""
+        """Update the parameters that members of each run share, unless the run has stopped."""
         assert self.shared is not None
-        weight = examples if self.step_weight is None else self.step_weight.mean().reshape(1)
+        weight: Tensor | int = examples
+        if self.step_weight is not None:  # of all members, in a parallel training too
+            weight = self.step_weight.view(self.runs, -1).mean(1)
         self.shared.update(optimizer, factor, self.active_runs(), weight, updates=updates)
 
     def begin_epoch(self) -> None:
@@ -261,9 +263,11 @@ class TrainState:
         if self.average is not None:
             self.average.adopt(self.flat, rows)
         if self.shared is not None:
-            rule = None if self.stopping is None else self.stopping
-            best = rule is not None and rule.rule.keep == "best" and bool((rule.best_epoch > 0).any())
-            self.shared.finish(best=best)
+            best = torch.zeros_like(done)
+            if self.stopping is not None and self.stopping.rule.keep == "best":
+                best = self.stopping.best_epoch > 0
+            device = self.flat.device
+            self.shared.finish(done.to(device), best.to(device))
         if self.stopping is not None:
             self.stopping.restore(self.flat, rows)
             for place, best in enumerate(self.stopping.best_epochs(self.runs)):
@@ -281,6 +285,10 @@ class TrainState:
         places = [run * self.members + member for run in retired for member in range(self.members)]
         for name, tensor in tensors.items():
             self.finished[name][places] = tensor[rows]
+        if self.shared is not None:
+            if "shared" not in self.finished:
+                self.finished["shared"] = torch.zeros_like(self.shared.flat.detach())
+            self.finished["shared"][retired] = self.shared.flat.detach()[done.to(self.flat.device)]
         self.select(~done)
         return True
 
@@ -290,6 +298,9 @@ class TrainState:
         flat = self.flat.detach()[rows]
         self.body.attach(flat, selected_rows(self.body.state(), rows))
         self.flat = flat.requires_grad_()
+        if self.shared is not None:
+            self.shared.select(runs.to(flat.device))
+            self.body.attach_shared(self.shared.flat)
         self.moments = selected_rows(self.moments, rows)
         if self.optimizers is not None:
             self.optimizers.select(rows)
@@ -309,8 +320,11 @@ class TrainState:
     def finish(self) -> None:
         """Attach the weights of all runs to the body."""
         if self.finished:
-            self.flat = self.finished.pop("flat")
+            self.flat, shared = self.finished.pop("flat"), self.finished.pop("shared", None)
             self.body.attach(self.flat, {name.partition("/")[2]: t for name, t in self.finished.items()})
+            if self.shared is not None and shared is not None:
+                self.shared.flat = shared
+                self.body.attach_shared(shared)
             self.finished = {}
         self.flat.requires_grad_(False)
         if self.shared is not None:
