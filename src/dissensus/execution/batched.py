@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import KeyedDropout, dropped, mask_shape
+from dissensus.execution.perceptrons import perceptron
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
@@ -75,7 +76,11 @@ def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
     if not isinstance(x, Tensor):
         raise Unsupported("its forward pass takes several inputs")
     plan = skeleton.once(batched_plan)
-    values: list[Any] = [x if per_member else x.expand(len(weights), *x.shape)]
+    x = x if per_member else x.expand(len(weights), *x.shape)
+    network = skeleton.once(perceptron)
+    if network is not None and network.takes(weights, x):
+        return network.run(weights, x)
+    values: list[Any] = [x]
     with skeleton.lending(weights.stacked(), buffers):
         for step in plan:
             values.append(step(values))

@@ -282,6 +282,8 @@ class Engine:
             everyone = not (state.resting or self.replaying)  # as a captured step does
             self._update(grad, factor, self._examples(batch), everyone=everyone, updates=self.updates)
             state.add_losses(parts, self._examples(batch))
+            if self.body.ran == "batched" and grad.device.type == "cpu" and state.optimizers is None:
+                state.flat.grad = grad if grad.shape == state.flat.shape else None  # memory of the next gradient
 
     def _finite_runs(self, total: Tensor, grad: Tensor) -> Bool[Tensor, " R"]:
         """Runs that may go on, in all processes."""
