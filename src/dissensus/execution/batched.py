@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, dropped, mask_shape
+from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
 from dissensus.execution.perceptrons import perceptron
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
@@ -275,4 +275,4 @@ def _stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
         return x
     layer.step.add_(1)
     shape = mask_shape(x.shape[1:], layer.channel_axes)
-    return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step), layer.p)
+    return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step, layer._buffers.get(UNITS)), layer.p)
