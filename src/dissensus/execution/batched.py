@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
-from dissensus.execution.perceptrons import perceptron
+from dissensus.execution.perceptrons import SHAPE, perceptron
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
@@ -79,7 +79,7 @@ def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
     x = x if per_member else x.expand(len(weights), *x.shape)
     network = skeleton.once(perceptron)
     if network is not None and network.takes(weights, x):
-        return network.run(weights, x)
+        return network.run(weights, x, buffers.get(SHAPE))
     values: list[Any] = [x]
     with skeleton.lending(weights.stacked(), buffers):
         for step in plan:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dissensus.dropout import UNITS, KeyedDropout
 from dissensus.execution.batched import unsupported
+from dissensus.execution.perceptrons import SHAPE, SIZES
 from dissensus.execution.skeleton import Unsupported
 from dissensus.execution.stacked import StackedMembers, attached
 
@@ -251,6 +252,12 @@ def padded(
                 units[places] = own.sizes[place][0]
             layers[name].register_buffer(UNITS, units[0], persistent=False)
             stacked[f"{name}.{UNITS}"] = units
+    setattr(network, SIZES, tuple(dict.fromkeys(own.sizes for own in networks)))
+    shapes = torch.full((count,), -1)
+    for own, places in zip(networks, rows, strict=True):
+        shapes[places] = getattr(network, SIZES).index(own.sizes)
+    network.register_buffer(SHAPE, shapes[0], persistent=False)
+    stacked[SHAPE] = shapes
     return StackedMembers(attached(network, stacked)).train(bodies[0].training), list(held.values())
 
 

@@ -6,7 +6,8 @@ which suits small products, and their memory is used again in the next step.
 """
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from torch.autograd.function import once_differentiable
 from dissensus.execution.skeleton import Skeleton
 from dissensus.execution.weights import Layout, Packed, Weights
 
+SHAPE = "own_shape"
+"""A buffer of padded networks: the number of each row's own sizes, -1 for rows of padding."""
+SIZES = "own_sizes"
+"""An attribute of padded networks: sizes by number."""
+Sizes = tuple[tuple[int, int], ...]
 BLOCK = 2**17
 """Activations of a layer that are computed at once: half a megabyte in float32."""
 LARGEST = 2**14
@@ -32,6 +38,8 @@ class Perceptron:
     names: frozenset[str]
     flattens: bool
     """Whether inputs are flattened first."""
+    shapes: tuple[Sizes, ...] = ()
+    """Own sizes of the networks in padded stacks, by number; rows have their numbers in the buffer `SHAPE`."""
     space: "Space" = field(default_factory=lambda: Space(), compare=False)
 
     def takes(self, weights: Weights, x: Tensor) -> bool:
@@ -47,9 +55,47 @@ class Perceptron:
             return False
         return weights.layout.shapes.keys() == self.names and (self.flattens or x.ndim == 3)
 
-    def run(self, weights: Packed, x: Tensor) -> Tensor:
-        """Outputs ``[M, B, C]`` of inputs ``[M, B, ...]``."""
-        return _Pass.apply(weights.flat, x.flatten(2) if self.flattens else x, self, weights.layout)
+    def run(self, weights: Packed, x: Tensor, shapes: Tensor | None = None) -> Tensor:
+        """Outputs ``[M, B, C]`` of inputs ``[M, B, ...]``; ``shapes`` are the numbers of rows in padded stacks."""
+        x = x.flatten(2) if self.flattens else x
+        sizes = tuple(weights.layout.shapes[weight] for weight, _ in self.layers)
+        if shapes is None:
+            pieces = [Piece(slice(0, len(x)), sizes, range(len(sizes)))]
+        else:
+            pieces = self.space.pieces(shapes, self.shapes, len(sizes))
+        blocks = [block for piece in pieces for block in piece.blocks(x.shape[1])]
+        return _Pass.apply(weights.flat, x, self, weights.layout, blocks)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Members of equal sizes."""
+
+    rows: slice | Tensor
+    """Neighbours, or the numbers of others."""
+    sizes: Sizes
+    """``(outputs, inputs)`` of every layer that they have."""
+    layers: Sequence[int]
+    """Which layers of the network these are."""
+
+    @property
+    def count(self) -> int:
+        """The number of members."""
+        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
+
+    def blocks(self, batch: int) -> "Iterator[Piece]":
+        """Members that are computed at once."""
+        count = max(1, BLOCK // (batch * max(out for out, _ in self.sizes)))
+        for start in range(0, self.count, count):
+            if isinstance(self.rows, slice):
+                first = self.rows.start + start
+                yield replace(self, rows=slice(first, min(first + count, self.rows.stop)))
+            else:
+                yield replace(self, rows=self.rows[start : start + count])
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The rows of a tensor: a view of neighbours, a copy of others."""
+        return tensor[self.rows] if isinstance(self.rows, slice) else tensor.index_select(0, self.rows)
 
 
 def perceptron(skeleton: Skeleton) -> Perceptron | None:
@@ -72,7 +118,8 @@ def perceptron(skeleton: Skeleton) -> Perceptron | None:
         return None
     params = tuple((f"{name}.weight", None if layer.bias is None else f"{name}.bias") for name, layer in linear)
     names = [name for pair in params for name in pair if name is not None]
-    return Perceptron(params, frozenset(names), flattens) if len(set(names)) == len(names) else None
+    shapes = getattr(skeleton.network, SIZES, ())
+    return Perceptron(params, frozenset(names), flattens, shapes) if len(set(names)) == len(names) else None
 
 
 class Space:
@@ -80,18 +127,34 @@ class Space:
 
     def __init__(self) -> None:
         self._free: dict[tuple[object, ...], Tensor] = {}
+        self._pieces: tuple[Tensor, list[Piece]] | None = None
         self._lock = threading.Lock()
 
-    def take(self, shapes: list[tuple[int, ...]], like: Tensor) -> "Taken":
-        """Tensors of these shapes, with any content."""
+    def take(self, sizes: list[int], like: Tensor) -> "Taken":
+        """Rows of these lengths, with any content."""
         with self._lock:
-            tensors = [self._free.pop((i, shape, like.dtype), None) for i, shape in enumerate(shapes)]
-        return Taken(self, [like.new_empty(s) if t is None else t for t, s in zip(tensors, shapes, strict=True)])
+            tensors = [self._free.pop((i, size, like.dtype), None) for i, size in enumerate(sizes)]
+        return Taken(self, [like.new_empty(n) if t is None else t for t, n in zip(tensors, sizes, strict=True)])
 
     def give_back(self, tensors: list[Tensor]) -> None:
         """Memory that the next pass may take; that of passes of other shapes is freed."""
         with self._lock:
-            self._free = {(i, tuple(tensor.shape), tensor.dtype): tensor for i, tensor in enumerate(tensors)}
+            self._free = {(i, len(tensor), tensor.dtype): tensor for i, tensor in enumerate(tensors)}
+
+    def pieces(self, numbers: Tensor, shapes: Sequence[Sizes], layers: int) -> list["Piece"]:
+        """Rows by their shapes; rows of padding, whose number is -1, are in none."""
+        if self._pieces is not None and torch.equal(self._pieces[0], numbers):
+            return self._pieces[1]
+        pieces: list[Piece] = []
+        for number, sizes in enumerate(shapes):
+            rows = (numbers == number).nonzero().flatten()
+            if len(rows):
+                places = [*range(len(sizes) - 1), layers - 1]
+                first, last = int(rows[0]), int(rows[-1])
+                neighbours = last - first + 1 == len(rows)
+                pieces.append(Piece(slice(first, last + 1) if neighbours else rows, sizes, places))
+        self._pieces = numbers.clone(), pieces
+        return pieces
 
 
 class Taken:
@@ -108,74 +171,97 @@ class _Pass(torch.autograd.Function):
     """A perceptron's outputs, and the gradient of the matrix of its weights."""
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, x: Tensor, network: Perceptron, layout: Layout) -> Tensor:
+    def forward(ctx: Any, flat: Tensor, x: Tensor, network: Perceptron, layout: Layout, blocks: list[Piece]) -> Tensor:
         members, batch = x.shape[:2]
-        widths = [layout.shapes[weight][0] for weight, _ in network.layers]
-        taken = network.space.take([(members, width, batch) for width in widths[:-1]], flat)
-        outputs = flat.new_empty(members, widths[-1], batch)
-        for block in _blocks(members, batch * max(widths)):
-            values = x[block].transpose(1, 2)
-            views = layout.views(flat[block])
-            for i, (weight, bias) in enumerate(network.layers):
-                last = i == len(widths) - 1
-                target = (outputs if last else taken.tensors[i])[block]
-                torch.bmm(views[weight], values, out=target)
+        units = [layout.shapes[weight][0] for weight, _ in network.layers]
+        taken = network.space.take([members * width * batch for width in units[:-1]], flat)
+        covered = sum(block.count for block in blocks) == members
+        outputs = (flat.new_empty if covered else flat.new_zeros)(members, units[-1], batch)
+        start = 0
+        for block in blocks:
+            count, values = block.count, block.of(x).transpose(1, 2)
+            views = layout.views(block.of(flat))
+            for (out, inputs), place in zip(block.sizes, block.layers, strict=True):
+                weight, bias = network.layers[place]
+                last = place == len(units) - 1
+                if not last:
+                    target = _piece(taken.tensors[place], start * units[place] * batch, (count, out, batch))
+                elif isinstance(block.rows, slice):
+                    target = outputs[block.rows]
+                else:
+                    target = outputs.new_empty(count, out, batch)
+                torch.bmm(views[weight][:, :out, :inputs], values, out=target)
                 if bias is not None:
-                    target.add_(views[bias].unsqueeze(2))
+                    target.add_(views[bias][:, :out].unsqueeze(2))
                 values = target if last else target.relu_()
+            if not isinstance(block.rows, slice):
+                outputs.index_copy_(0, block.rows, values)
+            start += count
         ctx.save_for_backward(flat, x, *taken.tensors)
-        ctx.network, ctx.layout, ctx.taken = network, layout, taken
+        ctx.network, ctx.layout, ctx.blocks, ctx.taken, ctx.covered = network, layout, blocks, taken, covered
         return outputs.transpose(1, 2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         flat, x, *hidden = ctx.saved_tensors
-        network, layout = ctx.network, ctx.layout
+        network, layout, batch = ctx.network, ctx.layout, x.shape[1]
         grad, flat.grad = torch.empty_like(flat) if flat.grad is None else flat.grad, None
-        batch, widths = x.shape[1], [layout.shapes[weight][0] for weight, _ in network.layers]
-        blocks = _blocks(len(x), batch * max(widths))
-        size = len(x[blocks[0]])
-        scratch = _Scratch(flat, size, [widths[i] * batch for i in range(len(widths) - 1)])
-        product = flat.new_empty(size * max(layout.shapes[weight].numel() for weight, _ in network.layers))
-        for block in blocks:
-            views, into = layout.views(flat[block]), layout.views(grad[block])
-            change = grad_outputs[block].transpose(1, 2)
-            count = len(change)
-            for i in reversed(range(len(widths))):
-                weight, bias = network.layers[i]
+        if network.shapes:
+            grad.zero_()
+        units = [layout.shapes[weight][0] for weight, _ in network.layers]
+        scratch = _Scratch(flat, ctx.blocks, batch)
+        start = 0
+        for block in ctx.blocks:
+            count, neighbours = block.count, isinstance(block.rows, slice)
+            own_grad = grad[block.rows] if neighbours else flat.new_zeros(count, flat.shape[1])
+            views, into = layout.views(block.of(flat)), layout.views(own_grad)
+            change, inner = block.of(grad_outputs).transpose(1, 2), block.of(x).transpose(1, 2)
+            for i in reversed(range(len(block.layers))):
+                place, (out, inputs) = block.layers[i], block.sizes[i]
+                weight, bias = network.layers[place]
                 if bias is not None:
-                    torch.sum(change, 2, out=into[bias])
-                values = x[block].transpose(1, 2) if i == 0 else hidden[i - 1][block]
-                shape = layout.shapes[weight]
-                own = product[: count * shape.numel()]
+                    torch.sum(change, 2, out=into[bias][:, :out])
+                target = into[weight][:, :out, :inputs]
                 if i == 0:  # the transposed product is the faster one for few inputs
-                    torch.bmm(values, change.transpose(1, 2), out=own.view(count, shape[1], shape[0]))
-                    into[weight].copy_(own.view(count, shape[1], shape[0]).transpose(1, 2))
+                    product = torch.bmm(inner, change.transpose(1, 2), out=scratch.product((count, inputs, out)))
+                    target.copy_(product.transpose(1, 2))
                     break
-                torch.bmm(change, values.transpose(1, 2), out=own.view(count, *shape))
-                into[weight].copy_(own.view(count, *shape))
-                lower, below = views[weight].transpose(1, 2), scratch.of(i, count, widths[i - 1], batch)
-                if widths[i] == 1:
+                below_place = block.layers[i - 1]
+                values = _piece(hidden[below_place], start * units[below_place] * batch, (count, inputs, batch))
+                target.copy_(torch.bmm(change, values.transpose(1, 2), out=scratch.product((count, out, inputs))))
+                lower = views[weight][:, :out, :inputs].transpose(1, 2)
+                below = scratch.gradient(i, (count, inputs, batch))
+                if out == 1:
                     torch.mul(lower, change, out=below)
                 else:
                     torch.bmm(lower, change, out=below)
                 change = torch.ops.aten.threshold_backward.grad_input(below, values, 0, grad_input=below)
-        return grad, None, None, None
+            if not neighbours:
+                grad.index_copy_(0, block.rows, own_grad)
+            start += count
+        return grad, None, None, None, None
 
 
 class _Scratch:
-    """Memory for the gradients of activations of a block: that of one layer, and that of the layer above it."""
+    """Memory for a block: for the gradient of a weight, and for those of two neighbouring layers' activations."""
 
-    def __init__(self, like: Tensor, members: int, sizes: list[int]) -> None:
-        self.halves = [like.new_empty(members * max(sizes, default=0)) for _ in range(2)]
+    def __init__(self, like: Tensor, blocks: Sequence[Piece], batch: int) -> None:
+        units = max(block.count * max(out for out, _ in block.sizes) for block in blocks)
+        self.halves = [like.new_empty(units * batch) for _ in range(2)]
+        self.of_weight = like.new_empty(
+            max(block.count * out * inputs for block in blocks for out, inputs in block.sizes)
+        )
 
-    def of(self, layer: int, members: int, units: int, batch: int) -> Tensor:
-        """A tensor ``[members, units, batch]`` with any content, other memory than that of the neighbouring layers."""
-        return self.halves[layer % 2][: members * units * batch].view(members, units, batch)
+    def gradient(self, layer: int, shape: tuple[int, int, int]) -> Tensor:
+        """A tensor with any content, in other memory than that of the neighbouring layers."""
+        return _piece(self.halves[layer % 2], 0, shape)
+
+    def product(self, shape: tuple[int, int, int]) -> Tensor:
+        """A tensor with any content."""
+        return _piece(self.of_weight, 0, shape)
 
 
-def _blocks(members: int, activations: int) -> list[slice]:
-    """Members that are computed at once, by the number of activations of each in the widest layer."""
-    size = max(1, BLOCK // activations)
-    return [slice(start, start + size) for start in range(0, members, size)]
+def _piece(memory: Tensor, start: int, shape: tuple[int, int, int]) -> Tensor:
+    """A tensor within a row of memory."""
+    return memory[start : start + shape[0] * shape[1] * shape[2]].view(shape)

@@ -20,6 +20,7 @@ from dissensus.objectives.declaration import argument, per_member_arguments, unw
 from dissensus.objectives.independent import independent
 from dissensus.objectives.joint import augmented
 from dissensus.train.grid import Run
+from dissensus.train.padded_runs import form
 from dissensus.train.recipe import NewMembers, Recipe
 
 log = logging.getLogger("dissensus")
@@ -71,7 +72,8 @@ def merged(recipe: Recipe, groups: list[list[int]], padding: Padding) -> list[li
     result: list[list[int]] = []
     for alike in by_key.values():
         result += _together(recipe, alike, reason, required=required) if len(alike) > 1 else alike
-    return sorted(result, key=min)
+    # Runs of one shape lie together, so that passes find their rows side by side.
+    return sorted((sorted(part, key=lambda n: (form(recipe.runs[n]), n)) for part in result), key=min)
 
 
 def _together(recipe: Recipe, groups: list[list[int]], reason: str, *, required: bool) -> list[list[int]]:
