@@ -78,6 +78,8 @@ def test_third_party_networks_are_timed_compared_and_told_why_not(monkeypatch):
     assert cells[-1].startswith("batched: ")
     assert [cell == "–" for cell in cells[3:6]] == [False, False, True]
     assert "differs" in models.cells({**row, "differences": {**row["differences"], "vmap": 0.5}})[4]
+    on_gpu = {**row, "fit": {"milliseconds": row["milliseconds"]["by hand"] / 2, "backend": "streams"}}
+    assert models.cells(on_gpu, models.GPU_WAYS, fitted=True)[-2].endswith(" (2.0×), streams")
     absent = third_party.row(
         third_party.Case("absent", torch.nn.Identity, dict, None, ("no_such_package",)), 2, 1, on_cpu
     )

@@ -157,7 +157,7 @@ class StackedMembers(nn.Module):
                 stacks[name].append(tensor.detach())
         if first is None:
             raise DifferentMembers("an ensemble needs at least one member")
-        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
+        body = cls(attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
         body.shared_rows = torch.cat(rows) if rows else None
         return body.train(first.training)
 
@@ -474,9 +474,11 @@ class StackedMembers(nn.Module):
         """The backend to use in this mode; the first pass in a mode chooses, later ones remember."""
         both_ways = torch.is_grad_enabled() or bool(self.training and members_pass.weights.leaves())
         by_rule = self.by_rule and self.backend == "auto"
-        _, _, x, per_member, replayed = members_pass
+        weights, _, x, per_member, replayed = members_pass
         device = calls.first_tensor(x).device.type
-        mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *calls.form(x))
+        autocast = torch.is_autocast_enabled(device)
+        lowered = [str(torch.get_autocast_dtype(device)), isinstance(weights, Packed)] if autocast else []
+        mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *lowered, *calls.form(x))
         if mode not in self.choices or mode in self._outdated:
             self._outdated.discard(mode)
             self._choose(mode, members_pass, both_ways)
@@ -708,7 +710,7 @@ def _check_same(index: int, stacks: dict[str, list[Tensor]], tensors: Tensors) -
             )
 
 
-def _attached(network: nn.Module, stacked: Tensors) -> nn.Module:
+def attached(network: nn.Module, stacked: Tensors) -> nn.Module:
     """Replace a network's tensors by stacked ones."""
     skeleton = Skeleton(network)
     single = skeleton.tensors()
