@@ -83,7 +83,7 @@ class Ensemble(nn.Module):
         shared: Parameters and buffers that are stored once for all members, with the values of member 0: ``"frozen"``
             for all parameters that want no gradient and the buffers of their layers, patterns of names (such as
             ``"encoder.*"``, or a list), or a function of a name. Layers with shared buffers stay in evaluation mode.
-            What depends on shared tensors and common inputs alone is computed once by the backend ``"vmap"``. Shared
+            What depends on shared tensors and common inputs alone is computed once for all members. Shared
             parameters that want a gradient are trained for all members at once (see `fit`). `dissensus.adapters` makes
             networks for it.
         parallel: Under ``torchrun``, ``"members"`` or ``"members+data"`` builds the members of this process only, and

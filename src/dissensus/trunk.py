@@ -31,8 +31,9 @@ class SharedTrunk(nn.Module):
         cut: Name of the layer whose output, at its first call, is the features. The rest of the backbone is not
             computed. The default is the output of the backbone.
 
-    Only the heads are trained: ``fit(trunk.heads, (trunk.features(x), y), ...)``, or on features that
-    `dissensus.data.features.cached_features` keeps on disk. For augmented inputs use
+    It is a view of members that share their first part: `ensemble` returns the same members as an ordinary `Ensemble`
+    with shared weights. Here only the heads are trained: ``fit(trunk.heads, (trunk.features(x), y), ...)``, or on
+    features that `dissensus.data.features.cached_features` keeps on disk. For augmented inputs use
     ``fit(trunk.heads, (x, y), ..., augment=lambda x, generator: trunk.features(flips(x, generator)))``.
 
     >>> backbone = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))

@@ -55,7 +55,8 @@ def run_wide(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkI
         raise Unsupported("its forward pass takes several inputs")
     plan = wide_plan(skeleton, per_member)
     values: list[Any] = [x]
-    before = None if plan.is_known or torch.compiler.is_compiling() else GlobalGenerators.now(x.device)
+    watched = not (plan.is_known or torch.compiler.is_compiling() or _is_captured(x))
+    before = GlobalGenerators.now(x.device) if watched else None
     with skeleton.lending(weights.stacked(), buffers):
         for step in plan.steps:
             values.append(step(values))
@@ -65,6 +66,11 @@ def run_wide(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkI
         plan.is_known = True
     outputs = values[-1]
     return outputs.expand(len(weights), *outputs.shape) if plan.is_common else outputs
+
+
+def _is_captured(x: Tensor) -> bool:
+    """Whether a graph records this pass, in which generators cannot be read. A pass outside of it has come before."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class _Plan:
