@@ -152,6 +152,75 @@ def test_the_site_shows_examples_as_code(site):
     assert not list(site.rglob("*.py")), "scripts are not published"
 
 
+PROBE = """<iframe src="site/index.html" style="width: 1280px; height: 900px"></iframe>
+<iframe src="site/tutorials/audit.html" style="width: 1280px; height: 900px"></iframe>
+<iframe src="site/tutorials/audit.html" style="width: 390px; height: 800px"></iframe>
+<pre id="result"></pre>
+<script>
+onload = () => {
+  const results = [...document.querySelectorAll("iframe")].map(frame => {
+    const page = frame.contentDocument;
+    const fits = page.documentElement.scrollWidth <= frame.clientWidth;
+    const cut = [...page.querySelectorAll("pre > code")].filter(code => code.scrollWidth > code.clientWidth);
+    const drawn = [...page.images].filter(image => image.naturalWidth > 0).length;
+    return [fits, cut.length, drawn === page.images.length, drawn > 0].join(" ");
+  });
+  document.querySelector("#result").textContent = results.join("|");
+};
+</script>"""
+
+
+@pytest.mark.slow
+def test_pages_fit_a_screen_and_a_phone_and_cut_no_code_off(site, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed; `apt-get install chromium` brings one")
+    (tmp_path / "site").symlink_to(site)
+    (tmp_path / "probe.html").write_text(PROBE)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom"]
+    command = [browser, *options, (tmp_path / "probe.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    home, tutorial, phone = re.search(r'<pre id="result">(.*?)</pre>', done.stdout)[1].split("|")
+    assert home == tutorial == "true 0 true true"
+    assert phone.split()[0] == phone.split()[2] == "true"
+
+
+@pytest.mark.slow
+def test_every_page_is_in_the_navigation_and_scripts_are_not_published(site):
+    shown = {str(file.relative_to(site)) for file in site.rglob("*.html")} - {"404.html"}
+    assert shown == {page_name(page).replace(".md", ".html") for page in PAGES} - {"README.html"}
+    home = (site / "index.html").read_text()
+    assert not [name for name in shown if f'href="{name}"' not in home and name != "index.html"], (
+        "not in the navigation"
+    )
+    assert "Rules" in (site / "contributing.html").read_text(), "the repository's own page is included"
+
+
+def test_code_that_the_theory_and_the_papers_name_exists():
+    pages = [ROOT / "docs" / "theory.md", *(ROOT / "docs" / "papers").glob("*.md")]
+    checked = 0
+    for page in pages:
+        for name in re.findall(
+            r"`(?:ds\.)?((?:diversity|metrics|objectives|masks|scores|attacks)\.[\w.]+)", page.read_text()
+        ):
+            found = dissensus
+            for part in name.split("."):
+                found = getattr(found, part)
+            checked += 1
+        for name in re.findall(r"`(tests/\w+\.py)`", page.read_text()):
+            assert (ROOT / name).exists()
+    assert checked > 40
+
+
+def test_pictures_have_no_ink_of_their_own():
+    """They take the reader's: ink that was fixed would vanish on dark pages."""
+    for picture in (ROOT / "docs" / "assets").rglob("*.svg"):
+        text = picture.read_text()
+        assert picture.name == "mark.svg" or "prefers-color-scheme:dark" in text.replace(" ", ""), picture.name
+        assert "#010203" not in text, f"{picture.name} has the ink's stand-in"
+
+
 def test_examples_of_docstrings_get_fences(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     fenced = importlib.import_module("doctest_blocks").fenced
@@ -171,8 +240,14 @@ def render_tables(folder, *arguments):
     return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, check=False)
 
 
-def test_tables_are_rendered_from_the_results():
-    done = render_tables(ROOT, "--check")
+def test_tables_are_rendered_from_the_results(renderer):
+    done = render_tables(ROOT, "--check", *(name for name in renderer.PAGES if "papers" not in name))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_tables_of_the_papers_are_rendered_from_the_results(renderer):
+    done = render_tables(ROOT, "--check", *(name for name in renderer.PAGES if "papers" in name))
     assert done.returncode == 0, done.stderr
 
 
@@ -189,10 +264,11 @@ def copied(folder):
 def test_stale_tables_are_named_and_written(tmp_path):
     page = copied(tmp_path) / "docs" / "speed.md"
     page.write_text(page.read_text().replace("| by hand |", "| by foot |"))
-    assert render_tables(tmp_path, "--check").stderr == "stale: docs/speed.md; run python docs/tables\n"
-    assert render_tables(tmp_path).returncode == 0
+    pages = ("docs/speed.md", "docs/masks.md")
+    assert render_tables(tmp_path, "--check", *pages).stderr == "stale: docs/speed.md; run python docs/tables\n"
+    assert render_tables(tmp_path, *pages).returncode == 0
     assert page.read_text() == (ROOT / "docs" / "speed.md").read_text()
-    assert render_tables(tmp_path, "--chek").stderr.startswith("usage: python docs/tables [--check]")
+    assert render_tables(tmp_path, "--chek").stderr.startswith("usage: python docs/tables [--check] [PAGE")
 
 
 def changed(file, change):
@@ -218,9 +294,10 @@ def test_numbers_in_sentences_follow_the_results(tmp_path):
     changed(tmp_path / "benchmarks/results/demo.json", with_twice_the_diversity)
     changed(tmp_path / "src/dissensus/studies/results/adp/table-2.gpu.json", with_pgd_at_12_3)
     changed(tmp_path / "benchmarks/results/audit_example.json", lambda values: values["joint"].update(accuracy=0.5))
-    stale = "stale: README.md, docs/audit.md, docs/diversity.md, docs/robustness.md; run python docs/tables\n"
-    assert render_tables(tmp_path, "--check").stderr == stale
-    assert render_tables(tmp_path).returncode == 0
+    pages = ("README.md", "docs/audit.md", "docs/diversity.md", "docs/robustness.md")
+    stale = f"stale: {', '.join(pages)}; run python docs/tables\n"
+    assert render_tables(tmp_path, "--check", *pages, "docs/masks.md").stderr == stale
+    assert render_tables(tmp_path, *pages).returncode == 0
     readme, robustness = (plain_text(tmp_path / name) for name in ("README.md", "docs/robustness.md"))
     assert "an ensemble with ADP keeps 12 %" in readme
     assert "PGD at ε = 0.01 leaves 12 % with ADP" in robustness
