@@ -51,7 +51,7 @@ def benchmark(name: str) -> Any:
 
 @style.figure_style()
 def benefit() -> list[Any]:
-    """What a training step costs over the number of members, and log losses on tables as multiples of the ensemble's."""
+    """What a training step costs over members, and log losses on tables as multiples of the ensemble's."""
     rows = [row for row in benchmark("gpu")["rows"] if (row["case"], row["batch"]) == ("ResNet-20", 64)]
     price = style.blank_figure(4.6, 3.5)
     axes = price.subplots()

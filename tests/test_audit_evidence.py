@@ -414,7 +414,7 @@ def test_every_verdict_reports_its_evidence():
     assert verdicts == {"skill", "collusive", "dominated", "redundant"}
     accusing = [item for item in audit.judgement.evidence if item.points_to == "collusive"]
     assert sum(item.level for item in accusing) == pytest.approx(LIMITS.collusive_level)
-    assert "Not excluded" in audit.judgement.advice[0]
+    assert "Joint training is not excluded" in audit.judgement.advice[0]
     assert "5 members, 300 examples" in audit.judgement.confidence
     for item in audit.judgement.evidence:
         assert f"{item.value:.3g}" in item.numbers()

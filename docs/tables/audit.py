@@ -57,7 +57,7 @@ def printed() -> str:
     result = benchmark("audit_example")
     panel = result["printed"][: next(i for i, line in enumerate(result["printed"]) if line.startswith("╰"))]
     shown = [line for line in panel if not line.startswith("│ Confidence")]
-    return "\n".join(["```console", f"$ {' '.join(result['command'])}", *shown[:6], "  ...", "```\n"])
+    return "\n".join(["```console", f"$ {' '.join(result['command'])}", *shown[:7], "  ...", "```\n"])
 
 
 def first_judgement() -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import audit
 import robustness
-from layout import benchmark, rounded, span
+from layout import benchmark, span
 
 RIVALS = ("boosting", "forest", "MLP")
 """What log losses on tables are compared with."""
