@@ -4,7 +4,8 @@ Usage: python docs/outputs.py [--check] [PAGE ...]
 
 A page shows an output where ``<!-- output -->`` follows a block of code; all text up to ``<!-- /output -->`` is written
 anew. The blocks of a page share their names, and run in an empty folder. Blocks of Python are executed, and of console
-blocks the lines that begin with ``$ ``. A block that binds the name ``figure`` shows that matplotlib figure:
+blocks the lines that begin with ``$ ``. A block with a title, as in ``python title="train.py"``, is written to that file too. A
+block that binds the name ``figure`` shows that matplotlib figure:
 ``<!-- output: what is drawn -->`` has its description. Each mark keeps a digest of all code up to it. With ``--check``
 nothing runs: pages are named whose code has changed since.
 """
@@ -28,11 +29,15 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", *(f"docs/tutorials/{path.name}" for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))))
 BLOCK = re.compile(
-    r"^```(?P<kind>python|console)\n(?P<code>.*?)^```\n"
+    r'^```(?P<kind>python|console)(?: title="(?P<file>[\w.]+)")?\n(?P<code>.*?)^```\n'
     r"(?:\n<!-- output(?P<digest> \w+)?(?:: (?P<words>[^\n]*?))? -->\n(?P<output>.*?)<!-- /output -->\n)?",
     flags=re.DOTALL | re.MULTILINE,
 )
 MADE = re.compile(r"<!-- made -->\n.*?<!-- /made -->\n", flags=re.DOTALL)
+PROGRAMS = {
+    "dissensus": f"{sys.executable} -m dissensus",
+    "torchrun": f"{sys.executable} -m torch.distributed.run",
+}
 WIDTH = 100
 LINES = 22
 """Of a command's output; what follows is left out."""
@@ -43,6 +48,8 @@ class Block(NamedTuple):
 
     kind: str
     code: str
+    file: str
+    """The file that the block is; empty for most."""
     line: int
     shows: bool
     """Whether a mark for the output follows."""
@@ -64,7 +71,7 @@ def blocks(text: str) -> Iterator[Block]:
         stored, words = (match["digest"] or "").strip(), match["words"] or ""
         line = text[: match.start()].count("\n") + 1
         digest = code.hexdigest()[:8]
-        yield Block(match["kind"], match["code"], line, shows, digest, stored, words, match)
+        yield Block(match["kind"], match["code"], match["file"] or "", line, shows, digest, stored, words, match)
 
 
 def is_stale(text: str) -> bool:
@@ -101,6 +108,8 @@ def rendered(page: Path) -> str:
 def executed(block: Block, page: Path, names: dict[str, Any]) -> str:
     """What a block of Python prints."""
     printed = io.StringIO()
+    if block.file:
+        Path(block.file).write_text(block.code)
     with contextlib.redirect_stdout(printed), warnings.catch_warnings():
         warnings.simplefilter("error")
         exec(compile("\n" * block.line + block.code, str(page), "exec"), names)
@@ -113,7 +122,7 @@ def commanded(block: Block) -> str:
     printed = ""
     for line in re.sub(r"\\\n\s*", "", block.code).splitlines():
         if line.startswith("$ "):
-            command = re.sub(r"^\$ dissensus\b", f"{sys.executable} -m dissensus", line)
+            command = re.sub(r"^\$ (dissensus|torchrun)\b", lambda match: f"$ {PROGRAMS[match[1]]}", line)
             command = command.removeprefix("$ ")
             done = subprocess.run(command, shell=True, env=env, text=True, capture_output=True, check=False)
             if done.returncode:
