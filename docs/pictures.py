@@ -228,7 +228,7 @@ def noisy_waves(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def intervals() -> list[Any]:
     """Calibrated intervals of members by squared error, of one width, and of Gaussian members, as wide as the noise."""
-    drawn = []
+    drawn, measured = [], []
     cases: list[tuple[str, int, ds.conformal.Method]]
     cases = [("squared_error", 1, "absolute"), ("gaussian_nll", 2, "normalised")]
     for loss, outputs, method in cases:
@@ -240,9 +240,12 @@ def intervals() -> list[Any]:
         fitted = ds.conformal.calibrate(ens.predict(held), values, task="regression", loss=loss, method=method)
         prediction = ds.predictive(ens.predict(x), task="regression", loss=loss, conformal=fitted)
         low, high = prediction.interval(0.9)
-        print(loss, method, ds.metrics.prediction_intervals(low, high, y, level=0.9))
+        quality = ds.metrics.prediction_intervals(low, high, y, level=0.9)
+        measured.append({"loss": loss, "coverage": quality.coverage.value, "width": quality.width.value})
         prediction = ds.predictive(ens.predict(x[shown]), task="regression", loss=loss, conformal=fitted)
         drawn.append(prediction.plot(y[shown], x=x[shown], names=[f"{loss}, {method}"]))
+    made = {"command": "python docs/pictures.py intervals", "torch": torch.__version__, "dissensus": ds.__version__}
+    (BENCHMARKS / "intervals.json").write_text(json.dumps({"made": made, "rows": measured}, indent=1) + "\n")
     return drawn
 
 

@@ -26,6 +26,7 @@ import robustness
 import sharing
 import speed
 import training
+import uncertainty
 from layout import ROOT
 
 PAGES: dict[str, Any] = {
@@ -42,6 +43,7 @@ PAGES: dict[str, Any] = {
     "docs/sharing.md": sharing,
     "docs/speed.md": speed,
     "docs/training.md": training,
+    "docs/uncertainty.md": uncertainty,
     **papers.PAGES,
 }
 END = "<!-- end -->"
