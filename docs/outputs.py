@@ -2,11 +2,12 @@
 
 Usage: python docs/outputs.py [--check] [PAGE ...]
 
-A page shows an output where ``<!-- output -->`` follows a block of code; all text up to ``<!-- /output -->`` is written
-anew. The blocks of a page share their names, and run in an empty folder. Blocks of Python are executed, and of console
-blocks the lines that begin with ``$ ``. A block with a title, as in ``python title="train.py"``, is also written to that
-file. A block that binds the name ``figure`` shows that matplotlib figure: ``<!-- output: what is drawn -->`` has its
-description. Each mark keeps a digest of all code up to it. With ``--check`` nothing runs: pages are named whose code has changed since.
+A page shows an output where ``<!-- output -->`` follows a block of code; all text up to ``<!-- /output -->`` is
+written anew. The blocks of a page share their names, and run in an empty folder. Blocks of Python are executed, and of
+console blocks the lines that begin with ``$ ``. A block with a title, as in ``python title="train.py"``, is also
+written to that file. A block that binds the name ``figure`` shows that matplotlib figure, which
+``<!-- output: what is drawn -->`` describes. Each mark keeps a digest of all code up to it. With ``--check`` nothing
+runs: pages are named whose code has changed since.
 """
 
 import contextlib
