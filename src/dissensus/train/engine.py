@@ -23,6 +23,7 @@ from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution import Body
 from dissensus.execution.graphs import on
+from dissensus.execution.ranks import Ranks
 from dissensus.execution.recomputation import MESSAGE as RECOMPUTES
 from dissensus.objectives.declaration import ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.adversary import Adversary
@@ -32,7 +33,6 @@ from dissensus.train.history import Failure, History, OnProgress, Progress, entr
 from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Numerics
-from dissensus.train.parallel import Ranks
 from dissensus.train.python_state import unchanged
 from dissensus.train.running_means import WEIGHT
 from dissensus.train.state import TrainState

@@ -25,6 +25,7 @@ from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members, stored_tensors
 from dissensus.execution import Backend, Body, Choices, DifferentMembers, StackedMembers
 from dissensus.execution.backends import checked
+from dissensus.execution.ranks import Ranks
 from dissensus.execution.sharing import Shared
 from dissensus.execution.weights import check_real
 from dissensus.fingerprint import digest, fingerprint, fingerprints
@@ -65,7 +66,6 @@ from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import PrecisionSettings, numerics, several_dtypes
-from dissensus.train.parallel import Ranks
 from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
@@ -431,7 +431,7 @@ class Recipe:
         schedules.check(schedule, updates, self.epochs)
         body = self.initial.body(runs, self._input_dtype())
         own = slice(None) if ranks is None else ranks.own
-        if ranks is not None:
+        if ranks is not None and len(body) == ranks.members > own.stop - own.start:
             body = body.subset(range(len(body))[own])
         feed = self._feed(runs, rows, targets, Conversion.of(body))
         decided = numerics(
