@@ -26,6 +26,8 @@ _BETWEEN = 0.06
 """Space between panels, as a share of a panel, so that the label of one does not touch the next."""
 _MOST_VALUES = 600
 """Values of points that a figure holds."""
+_VALUES_OF_A_LINE = 25
+"""Values that are shown of a line without markers."""
 _LEGEND_WIDTH = 62
 """Characters that fit side by side below a panel."""
 
@@ -155,7 +157,10 @@ class PointValue(NamedTuple):
 
 
 def point_values(figure: Any) -> list[PointValue]:
-    """The values of marked points and bars of a figure that has been drawn; none where there are very many."""
+    """The values of points, lines, bars and matrices of a figure that has been drawn; none where there are very many.
+
+    Of a line without markers a few points have a value, at about equal distances.
+    """
     import numpy as np
 
     values: list[PointValue] = []
@@ -169,17 +174,46 @@ def point_values(figure: Any) -> list[PointValue]:
                     words = [name, _said(axes.xaxis, x), _said(axes.yaxis, y)]
                     top = figure.get_figheight() * 72 - float(place[1])
                     values.append(PointValue(float(place[0]), top, "\n".join(filter(None, words))))
+        for matrix in axes.images:
+            numbers = np.ma.filled(np.ma.asarray(matrix.get_array(), dtype=float), np.nan)
+            if numbers.ndim == 2 and numbers.size <= _MOST_VALUES and matrix.colorbar is not None:
+                values += _cell_values(axes, numbers, matrix.colorbar.ax.yaxis)
     return values if len(values) <= _MOST_VALUES else []
 
 
+def _cell_values(axes: Any, numbers: Any, scale: Any) -> list[PointValue]:
+    """The numbers of a matrix, with the rows and columns that they stand in."""
+    import numpy as np
+
+    height = axes.figure.get_figheight() * 72
+    values = []
+    for (row, column), number in np.ndenumerate(numbers):
+        if not np.isfinite(number):
+            continue
+        x, y = axes.transData.transform((column, row)) * 72 / axes.figure.dpi
+        words = [_said(axes.yaxis, row), _said(axes.xaxis, column), _said(scale, number)]
+        values.append(PointValue(float(x), height - float(y), "\n".join(words)))
+    return values
+
+
 def _points(axes: Any) -> Iterator[tuple[str, Any]]:
-    """Names and data ``[N, 2]`` of lines with markers, of scattered points and of the ends of bars."""
+    """Names and data ``[N, 2]`` of lines, of scattered points and of the ends of bars and steps."""
     import numpy as np
     from matplotlib.container import BarContainer
+    from matplotlib.patches import StepPatch
 
     for line in axes.lines:
-        if line.get_marker() not in ("", "None", None) and line.get_transform() == axes.transData:
-            yield _label(line), np.asarray(line.get_xydata(), dtype=float)
+        if line.get_transform() == axes.transData:
+            points = np.asarray(line.get_xydata(), dtype=float)
+            if line.get_marker() not in ("", "None", None):
+                yield _label(line), points
+            elif len(points) > 2:  # two points are a line to compare with, such as the diagonal
+                chosen = np.linspace(0, len(points) - 1, min(len(points), _VALUES_OF_A_LINE)).round().astype(int)
+                yield _label(line), points[chosen]
+    for steps in axes.patches:
+        if isinstance(steps, StepPatch) and _label(steps):
+            heights, edges, _ = steps.get_data()
+            yield _label(steps), np.stack([(edges[1:] + edges[:-1]) / 2, heights], 1).astype(float)
     for dots in axes.collections:
         if hasattr(dots, "get_sizes") and not dots.get_rasterized() and dots.get_offset_transform() == axes.transData:
             yield _label(dots), np.asarray(dots.get_offsets(), dtype=float)

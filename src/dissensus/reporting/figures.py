@@ -162,14 +162,14 @@ def pictures(entries: Sequence[tuple[Any, str]], columns: int = 3) -> Any:
     """Pictures ``[C, H, W]`` in bytes in rows, each below a few lines; large enough for a narrow screen."""
     rows = -(-len(entries) // columns)
     lines = max(words.count("\n") + 1 for _, words in entries)
-    figure = style.blank_figure(1.75 * columns, rows * (1.6 + 0.17 * lines))
+    figure = style.blank_figure(1.75 * columns, rows * (1.6 + 0.19 * lines))
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid:
         axes.set_axis_off()
     for axes, (picture, words) in zip(grid, entries, strict=False):
         pixels = np.asarray(picture, dtype=np.uint8).transpose(1, 2, 0)
         axes.imshow(_enlarged(pixels if pixels.shape[2] == 3 else pixels[..., 0]), cmap="gray", vmin=0, vmax=255)
-        axes.set_title(words, loc="center", fontsize=9.5)
+        axes.set_title(words, loc="center", fontsize=11)
     return figure
 
 

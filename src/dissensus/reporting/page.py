@@ -252,10 +252,10 @@ def _words(example: Example) -> str:
     """What stands above a picture."""
     sure = example.numbers.get("confidence")
     prediction = _short(example.prediction) + ("" if sure is None else f" ({sure:.0%})")
-    return "\n".join([prediction, f"true: {_short(example.target)}", _short(example.votes, 21), f"row {example.row:,}"])
+    return "\n".join([prediction, f"true: {_short(example.target)}", _short(example.votes, 19), f"row {example.row:,}"])
 
 
-def _short(text: str, most: int = 16) -> str:
+def _short(text: str, most: int = 12) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
