@@ -314,12 +314,12 @@ def test_guesses_are_no_better_than_a_constant(labels):
 def test_a_silent_failure_is_bad_news(logits, labels):
     swapped = logits.roll(1, -1)  # as sure as ever, and always wrong
     result = ds.report(logits, labels, kind="logits", shifted={"swapped": (swapped, labels)})
-    answer = answers_of(result)["Does it notice swapped?"]
+    answer = answers_of(result)["Does it notice the shift “swapped”?"]
     assert (answer.answer, answer.news) == ("no: it fails silently", "bad")
     same = ds.report(logits, labels, kind="logits", shifted={"same": (logits, labels)})
-    assert answers_of(same)["Does it notice same?"].news == "none"
+    assert answers_of(same)["Does it notice the shift “same”?"].news == "none"
     unlabelled = ds.report(logits, labels, kind="logits", shifted={"same": logits})
-    assert answers_of(unlabelled)["Does it notice same?"].news == "fair"
+    assert answers_of(unlabelled)["Does it notice the shift “same”?"].news == "fair"
 
 
 def test_verdicts_take_the_worst_news():
@@ -480,9 +480,9 @@ def test_a_few_rows_have_wide_intervals_and_no_verdict(rows, logits, labels, tmp
 def test_a_few_shifted_rows_give_no_answer(logits, labels):
     shifted = {"few": 100 * logits[:, :19] * 0, "enough": 100 * logits[:, :20] * 0}
     found = answers_of(ds.report(logits, labels, kind="logits", shifted=shifted))
-    assert found["Does it notice enough?"].answer == "yes"
-    assert found["Does it notice few?"].news == "none"
-    assert "Fewer than 20 examples are too few to tell." in found["Does it notice few?"].sentence
+    assert found["Does it notice the shift “enough”?"].answer == "yes"
+    assert found["Does it notice the shift “few”?"].news == "none"
+    assert "Fewer than 20 examples are too few to tell." in found["Does it notice the shift “few”?"].sentence
 
 
 def test_rows_of_the_training_data_are_told(digits):

@@ -9,6 +9,16 @@ from dissensus.metrics import Interval
 from dissensus.pages import Badge, Cell, Drawing, FactList, Number, Page, PageTable, Section, Text, style
 
 NORMS = {"linf": "L∞", "l2": "L2"}
+_ATTACK_COLUMNS = {
+    "attack": "",
+    "kind": "white-box attacks follow gradients, black-box ones only ask for outputs, and transfer crafts on another "
+    "network",
+    "accuracy left": "share of examples that are still classified correctly",
+    "examples": "what the accuracy refers to",
+    "attacked": "those that were still classified correctly before it",
+    "seconds": "",
+}
+"""Columns of the table of attacks, with what they hold where the name does not say it."""
 
 
 def page(result: Robustness, title: str) -> Page:
@@ -21,7 +31,7 @@ def page(result: Robustness, title: str) -> Page:
         f"Robustness: {title}",
         [
             Badge(flags_raised, "bad" if result.flags else "none"),
-            Text(f"{result.sentence}, at ε = {ball}.", "lead"),
+            Text(f"At ε = {ball}, {result.sentence}.", "lead"),
             Text(
                 "ε is the largest change that an attack may make: of every pixel in L∞, of the whole image in L2.",
                 "note",
@@ -36,7 +46,7 @@ def page(result: Robustness, title: str) -> Page:
                         "Attacks that are too weak make a model look robust. These checks look for signs of it. A "
                         "check that is not raised has seen no such sign, and proves no more than that."
                     ),
-                    PageTable(("check", "flag", "seen", "what it would mean"), check_rows, narrow="cards"),
+                    PageTable(("check", "flag", "what was seen", "what it would mean"), check_rows, narrow="cards"),
                 ],
             ),
             Section(
@@ -85,7 +95,9 @@ def _attack_table(result: Robustness) -> PageTable:
         for attack in result.attacks
     ]
     rows.append(["worst case", "", _share(result.worst), examples, "", ""])
-    return PageTable(("attack", "kind", "accuracy left", "of examples", "attacked", "seconds"), rows, narrow="cards")
+    return PageTable(
+        tuple(_ATTACK_COLUMNS), rows, "cards", {name: note for name, note in _ATTACK_COLUMNS.items() if note}
+    )
 
 
 def _share(share: Interval) -> Number:

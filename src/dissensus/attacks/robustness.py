@@ -69,8 +69,8 @@ class Robustness:
         """The headline."""
         worst, facts = self.worst, self.facts
         return (
-            f"{worst.value:.1%} of {facts['examples']:,} examples are left in the worst case"
-            f" ({worst.low:.1%} to {worst.high:.1%}), of {self.clean.value:.1%} that were right without an attack"
+            f"{worst.value:.1%} of {facts['examples']:,} examples ({worst.low:.1%} to {worst.high:.1%}) are still "
+            f"classified correctly in the worst case; without an attack, {self.clean.value:.1%} are"
         )
 
     @property

@@ -36,9 +36,16 @@ from dissensus.cli.screen import (
     write_file,
 )
 
+_ORDER = ("demo", "audit", "report", "tune", "ood", "robust", "masks", "study", "data", "convert")
+
 
 class Interruptible(TyperGroup):
     """Commands that exit with one line when they are interrupted, with the shell's code, or run out of memory."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Commands as a new user meets them; others after these."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""

@@ -57,6 +57,11 @@ def masks(
             for row in rows
         ]
         console.print(table(f"{network}, {count} masks, {times:g} times the {cost_name} of one network", header, cells))
+    console.print(
+        "[dim]S: the scale that masks are made with; overlap: channels that two members share, of those that either "
+        "has; per cent: of what one network without masks has.[/dim]",
+        highlight=False,
+    )
     if figure is not None:
         from dissensus.pages import figures, style
 

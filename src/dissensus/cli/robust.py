@@ -318,17 +318,21 @@ def _preparation(data: str, standardise: bool, is_fixed: bool) -> str:
 
 
 def _print(result: Any) -> None:
+    from dissensus.attacks.page import NORMS
+
     colour = COLOURS["bad" if result.flags else "none"]
     words = [f"{result.sentence}.", *result.notes()]
     title = f"[bold {colour}]flags raised: {len(result.flags) or 'none'}[/bold {colour}]"
     console.print(Panel("\n".join(map(escape, words)), title=title, title_align="left", style=""))
     facts = result.facts
-    ball = f"suite {facts['suite']}, ε = {facts['epsilon']:.4g} in {facts['norm']}, {facts['seconds']:,.0f} s"
+    ball = f"suite {facts['suite']}, ε = {facts['epsilon']:.4g} in {NORMS[facts['norm']]}, {facts['seconds']:,.0f} s"
     rows = [
         [escape(name), left, f"[dim]{interval}[/dim]", count, tried, seconds]
         for name, _, left, interval, count, tried, seconds in result.table()
     ]
-    console.print(table(ball, ("attack", "left", "95 % interval", "of", "tried", "s"), rows, left=(0,)))
+    console.print(table(ball, ("attack", "accuracy", "95 % interval", "of", "attacked", "s"), rows, left=(0,)))
+    columns = "accuracy: share still classified correctly; of: examples; attacked: those right until then; s: seconds"
+    console.print(f"[dim]{columns}.[/dim]", highlight=False)
     for flag in result.flags:
         console.print(f"[red]{escape(flag.name)}[/red]: {escape(flag.seen)}", highlight=False)
     for advice in dict.fromkeys(flag.advice for flag in result.flags):

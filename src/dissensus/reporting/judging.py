@@ -142,7 +142,7 @@ def _calibrated(measured: Measured, limits: Limits) -> Finding:
     words = f"Confidence differs from accuracy by {percent(error)} on average (expected calibration error)."
     if error.low > limits.calibration_visible:
         large = error.low > limits.calibration_large
-        text = f"{words} Mean confidence less accuracy is {points(gap)}. See dissensus.metrics.temper."
+        text = f"{words} Mean confidence minus accuracy is {points(gap)}. See dissensus.metrics.temper."
         return Finding(question, direction, "bad" if large else "fair", text)
     if error.high <= limits.calibration_large:
         return Finding(question, "yes", "good", words)
@@ -222,7 +222,7 @@ def _knows_size(measured: Measured, limits: Limits) -> Finding:
 
 
 def _notices(name: str, result: ShiftedResult, data: ReportData, measured: Measured, limits: Limits) -> Finding:
-    question = f"Does it notice {name}?"
+    question = f"Does it notice the shift “{name}”?"
     score, area = next(iter(result.detection.items()))
     words = f"A shifted example has a higher {score} than a usual one in {percent(area)} of pairs."
     harm, hurt, unharmed = _harm(result, data, measured, limits)

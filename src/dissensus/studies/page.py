@@ -81,7 +81,7 @@ def standing(spec: Spec, results: Sequence[Summary], setting: str) -> Standing:
     if judged:
         summary, short = judged[0]
         changed, stale = "changed by --set" if summary.provenance.changes else "", "stale" if summary.stale else ""
-        notes = ", ".join(filter(None, (summary.scale, changed, stale)))
+        notes = ", ".join(filter(None, (f"scale {summary.scale}", changed, stale)))
         words = f"{verdicts.counts_in_words(short.statements)} ({notes})"
         return Standing(_claim_in_words(short.claim), _news(short.claim), words)
     if setting != verdicts.PAPER:
