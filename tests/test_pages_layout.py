@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import warnings
 
 import pytest
 import torch
@@ -84,6 +85,36 @@ def test_names_of_columns_stand_above_numbers_and_say_what_is_beside_them():
     assert '<th scope="col" class="number">alone</th>' in text
 
 
+def test_long_names_leave_room_for_axes_and_are_whole_on_hover():
+    lines = [charts.Line(letter * 300, [0.25, 0.5], [0.0, 0.0]) for letter in "ab"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svg = as_svg(charts.line_chart([1.0, 2.0], "x", [charts.Panel("", "y", lines)]), "")
+    texts = [node.text for node in svg.iter("text")]
+    assert f"{'a' * 47}…" in texts
+    assert not any("a" * 48 in text for text in texts if text)
+    assert f"{'b' * 300}\nx: 2\ny: 0.5" in [circle[0].text for circle in svg.iter("circle")]
+
+
+@style.figure_style()
+def test_large_shares_have_few_digits():
+    figure = style.blank_figure()
+    axes = figure.subplots()
+    axes.plot([0, 1], [0.0, 1e30])
+    style.percent_axis(axes.yaxis)
+    texts = [node.text or "" for node in as_svg(figure, "").iter("text")]
+    assert "1e+32%" in texts
+    assert max(map(len, texts)) < 10
+
+
+def test_clouds_of_very_many_points_are_a_picture():
+    cloud = [[i / 2000, (i * 7 % 2000) / 2000] for i in range(2000)]
+    svg = as_svg(charts.scatter_chart([("pairs", cloud)], [], "x", "y", ""), "")
+    assert len(list(svg.iter("image"))) == 1
+    assert len(list(svg.iter("circle"))) == 0
+    assert len(list(svg.iter("use"))) < 100
+
+
 def test_contents_stand_before_the_first_figure():
     sections = [Section(f"Part {i}", [Text("words")]) for i in range(3)]
     text = html(Page("title", [Text("opening"), Drawing(chart(), "caption"), *sections]))
@@ -115,7 +146,7 @@ def pages():
     outputs, inputs = drawn + 3 * torch.eye(4)[labels], torch.rand(120, 1, 8, 8)
     audit = ds.audit(outputs, labels, task="classification", kind="logits", reference=outputs, ood=drawn)
     yield "audit", audit_page(audit, "three networks")
-    names, shifted = ["a class with a very long name", "b", "c", "d"], {"noise": drawn}
+    names, shifted = ["class" * 60, "a class with a long name", "😀", "شبكة"], {"noise": drawn, "s" * 200: drawn}
     report = ds.report(outputs, (inputs, labels), kind="logits", shifted=shifted, names=names)
     yield "report", report_page(report, "three networks")
 

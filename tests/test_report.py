@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import dissensus as ds
 from dissensus import losses, metrics
 from dissensus.metrics.intervals import Interval
-from dissensus.reporting import LIMITS, Limits, curves, judging
-from dissensus.reporting.content import shown_inputs
+from dissensus.reporting import LIMITS, Limits, curves, figures, judging
+from dissensus.reporting.content import shown_inputs, title
+from dissensus.reporting.page import number as page_number
 from dissensus.reporting.reading import ReportData, Settings
 from dissensus.sklearn import EnsembleClassifier, EnsembleRegressor
 
@@ -533,7 +534,11 @@ REFUSED = [
     ((noise(3, 8, 4), torch.arange(7) % 4), {"kind": "logits"}, "`targets` must hold N=8 examples"),
     ((noise(3, 8, 4) + NAN, torch.arange(8) % 4), {"kind": "logits"}, "`ens` must be finite; got NaN"),
     ((noise(3, 8, 1), noise(8) + NAN), {}, "`targets` must be finite"),
-    ((noise(3, 0, 4), torch.zeros(0, dtype=torch.long)), {"kind": "logits"}, "`ens` must be an array [M, N, C]"),
+    (
+        (noise(3, 0, 4), torch.zeros(0, dtype=torch.long)),
+        {"kind": "logits"},
+        "`ens` must hold at least one member, one example",
+    ),
     ((noise(3, 8, 4), torch.arange(8) % 4), {"kind": "probabilities"}, "must be probabilities, which sum to one"),
     ((noise(3, 8, 4).softmax(-1), torch.arange(8) % 4), {"kind": "logits"}, "Use kind='probabilities'"),
     ((noise(3, 8, 4), torch.arange(8) % 4), {"kind": "labels"}, "Hard votes have no probabilities"),
@@ -714,3 +719,31 @@ def test_diabetes_with_gaussian_members():
     assert 0.75 < result.numbers["coverage"].value <= 1
     assert result.shifted["far"]["auroc: variance of the members' means"].low > 0.8
     assert isinstance(result.numbers["crps"], Interval)
+
+
+def test_errors_without_a_correlation_are_said_in_words():
+    values = torch.arange(30.0).unsqueeze(1)
+    result = ds.report(values.expand(3, -1, -1), values, task="regression")
+    answer = answers_of(result)["Does it know where it errs?"]
+    assert (answer.answer, answer.news) == ("cannot tell", "none")
+    assert "have no correlation" in answer.sentence
+    assert not re.search(r"\bnan\b", " ".join(item.sentence for item in result.findings))
+
+
+def test_many_targets_share_a_colour_and_need_no_legend():
+    names = [f"target {i}" for i in range(12)]
+    points = [{"prediction": [float(i)] * 12, "target": [float(i)] * 12} for i in range(30)]
+    few, many = (
+        figures.predicted_and_true([{k: v[:n] for k, v in p.items()} for p in points], names[:n]) for n in (3, 12)
+    )
+    assert len(few.legends) == 1
+    assert many.legends == []
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [("classification", "error rate"), ("regression", "root mean squared error")]
+)
+def test_errors_of_what_is_kept_are_named_by_task(task, words):
+    assert title("risk_at_80%", task) == f"{words} without the 20% most uncertain"
+    shown = page_number("risk_at_80%", Interval(0.25, 0.125, 0.5), task).text
+    assert shown == ("25.0%" if task == "classification" else "0.25")

@@ -135,7 +135,7 @@ def _accuracy_by_attack(result: Robustness) -> Any:
         below, above = max(share.value - share.low, 0.0), max(share.high - share.value, 0.0)
         axes.barh(place, share.value, color=colour, alpha=0.85, height=0.62)
         axes.errorbar(share.value, place, xerr=[[below], [above]], color=style.INK, linewidth=1.2, capsize=2.5)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [style.shortened(name) for name, _ in rows])
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="accuracy")
     style.percent_axis(axes.xaxis)

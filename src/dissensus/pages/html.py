@@ -65,6 +65,7 @@ th:first-child, td:first-child { padding-left: 0; }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td { max-width: 30rem; }
 th.number, td.number { text-align: right; white-space: nowrap; }
+th.long, th.long .over span { min-width: 10rem; max-width: 16rem; overflow-wrap: anywhere; white-space: normal; }
 .over { display: flex; justify-content: flex-end; align-items: end; white-space: normal; }
 .over small { flex: none; margin-left: .3em; }
 td.beside-numbers { text-align: right; } td.short { white-space: nowrap; }
@@ -84,7 +85,7 @@ table.fitted td:first-child:not(.number) { width: 19rem; }
   background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 [hidden] { display: none !important; }
 dl { display: grid; grid-template-columns: fit-content(38%) 1fr; gap: .2rem 1.2rem; font-size: .95rem; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+dt { color: var(--soft); overflow-wrap: anywhere; } dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: .5rem 0; }
 .badge { display: inline-block; padding: .05rem .6rem; border-radius: 1rem; font-size: .86rem; white-space: nowrap;
   border: 1px solid var(--line); }
@@ -99,7 +100,7 @@ td .detail { color: var(--soft); font-size: .86rem; line-height: 1.35; margin: .
   figure.beside { display: block; } figure.middle { justify-self: stretch; width: auto; }
   figcaption { padding: 0 .6rem; }
   th, td { padding: .35rem .5rem; } td.short:first-child { white-space: normal; }
-  .over { display: block; } .over small { margin: 0; }
+  .over { display: block; } .over small { margin: 0; } th.long .over span { min-width: 0; }
   td small, th small { display: block; min-width: 0; padding: 0; text-align: right; white-space: normal;
     line-height: 1.25; }
   .scroll, .plot { --under: var(--paper); background:
@@ -149,6 +150,8 @@ _PAIRED = 500
 _SMALLEST_TEXT = 11
 """Size of a figure's smallest text on every screen, in pixels."""
 _TABLE_CLASSES = {"scroll": "scrolled", "cards": "cards", "fit": "fitted"}
+_LONG_WORD = 24
+"""Characters of a word up to which a column's name is never broken inside of it."""
 _SHORT = 18
 """Characters of a cell that is not broken over lines; a longer one takes a line of a card to itself."""
 
@@ -268,7 +271,7 @@ def _table(table: PageTable) -> Element:
     names = [
         element(
             "th",
-            {"scope": "col", "class": "number" if right else "", "title": table.columns.get(name, "")},
+            {"scope": "col", "class": _name_class(name, right), "title": table.columns.get(name, "")},
             *_column_name(name, cells),
         )
         for name, right, cells in zip(table.header, numeric, columns, strict=True)
@@ -291,6 +294,11 @@ def _column_notes(table: PageTable) -> list[Element]:
     known = [(name, note) for name, note in table.columns.items() if name in table.header]
     notes = [item for name, note in known for item in (element("b", None, name), f": {note}. ")]
     return [element("p", {"class": "columns"}, *notes)] if notes else []
+
+
+def _name_class(name: str, right: bool) -> str:
+    has_long_word = any(len(word) > _LONG_WORD for word in name.split())
+    return " ".join([*(["number"] if right else []), *(["long"] if has_long_word else [])])
 
 
 def _column_name(name: str, cells: Sequence[Cell]) -> list[Element | str]:

@@ -1,6 +1,7 @@
 """The style of all figures, and figures as files: SVG takes its ink from the page, so it reads in light and in dark."""
 
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +25,15 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE_SIZE = 11.5
 _BETWEEN = 0.06
 """Space between panels, as a share of a panel, so that the label of one does not touch the next."""
+_DOTS = 220
+"""Resolution of parts of a figure that are pictures."""
 _MOST_VALUES = 600
 """Values of points that a figure holds."""
 _VALUES_OF_A_LINE = 25
 """Values that are shown of a line without markers."""
+_MANY_TIMES = 1e4
+_LONGEST_NAME = 48
+"""Characters of a name in a legend or beside an axis."""
 _LEGEND_WIDTH = 62
 """Characters that fit side by side below a panel."""
 
@@ -85,12 +91,18 @@ def percent_axis(axis: Any) -> None:
     """Label an axis of shares in per cent."""
     from matplotlib.ticker import PercentFormatter
 
-    axis.set_major_formatter(PercentFormatter(1.0))
+    class Percent(PercentFormatter):
+        """Per cent, with an exponent where there would be many digits."""
+
+        def format_pct(self, x: float, display_range: float) -> str:
+            return f"{100 * x:.3g}%" if abs(x) >= _MANY_TIMES else super().format_pct(x, display_range)
+
+    axis.set_major_formatter(Percent(1.0))
 
 
 def legend_columns(names: Sequence[str]) -> int:
     """Entries of a legend that fit beside each other."""
-    longest = max(map(len, names), default=0)
+    longest = max(map(len, map(shortened, names)), default=0)
     return max(1, min(3, len(names), _LEGEND_WIDTH // (longest + 6)))
 
 
@@ -101,7 +113,17 @@ def legend_height(names: Sequence[str]) -> float:
 
 def add_legend(figure: Any, names: Sequence[str]) -> None:
     """Put a legend below a figure."""
-    figure.legend(loc="outside lower center", ncols=legend_columns(names))
+    for text in figure.legend(loc="outside lower center", ncols=legend_columns(names)).get_texts():
+        text.set_text(shortened(text.get_text()))
+
+
+def shortened(name: str) -> str:
+    """A name that fits into a figure.
+
+    >>> shortened("noise"), len(shortened("n" * 300))
+    ('noise', 48)
+    """
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def save(figure: Any, file: Path) -> None:
@@ -129,7 +151,7 @@ def as_svg(figure: Any, description: str) -> Element:
     """A figure as an SVG element, with a description for screen readers and the page's ink."""
     buffer = io.StringIO()
     with _plain_text(figure):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", dpi=_DOTS, transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     values = point_values(figure)
     svg = fromstring(text[text.index("<svg") :])
@@ -232,9 +254,11 @@ def _label(artist: Any) -> str:
 
 def _said(axis: Any, value: float) -> str:
     """A value with its axis' label; the name of its tick where ticks have names."""
+    from matplotlib.ticker import PercentFormatter
+
     label, ticks = axis.get_label_text(), axis.get_major_formatter()
     text = significant(value)
-    if type(ticks).__name__ == "PercentFormatter":
+    if isinstance(ticks, PercentFormatter):
         text = f"{100 * value / ticks.xmax:.3g} %"
     elif type(ticks).__name__ in ("FixedFormatter", "FuncFormatter"):
         near = [tick for tick in axis.get_major_ticks() if abs(tick.get_loc() - value) < 0.5]
@@ -249,7 +273,11 @@ def _local_name(name: str) -> str:
 
 @contextmanager
 def _plain_text(figure: Any) -> Iterator[None]:
-    """Draw texts as they are: ``$`` starts no formula, and characters that cannot be drawn are replaced."""
+    """Draw texts as they are: ``$`` starts no formula, and characters that cannot be drawn are replaced.
+
+    What matplotlib warns of is no news to users: a browser has glyphs that its font lacks, and names may leave axes no
+    room.
+    """
     from matplotlib import rc_context
     from matplotlib.text import Text
     from matplotlib.ticker import FuncFormatter
@@ -261,5 +289,6 @@ def _plain_text(figure: Any) -> Iterator[None]:
         names = axis.get_major_formatter()
         if isinstance(names, FuncFormatter):  # of ticks with names, which are written when they are drawn
             axis.set_major_formatter(lambda value, place, names=names: printable(names(value, place)))
-    with rc_context({"text.parse_math": False}):
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph|constrained_layout not applied")
         yield

@@ -4,6 +4,7 @@ An answer is ``good`` or ``bad`` only where the whole 95 % interval of its numbe
 `Limits`. Where the interval is too wide to tell, there is no answer.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -211,6 +212,9 @@ def _knows_size(measured: Measured, limits: Limits) -> Finding:
     if name is None:
         return Finding(question, "cannot tell", "none", "One member without a predicted deviation has no spread.")
     correlation = measured.numbers[f"error_correlation: {name}"]
+    if math.isnan(correlation.value):
+        text = f"Errors or the {name} are the same for all examples, so they have no correlation."
+        return Finding(question, "cannot tell", "none", text)
     words = f"The rank correlation of {name} and error is {number(correlation)}."
     if correlation.low >= limits.correlation:
         return Finding(question, "yes", "good", words)
