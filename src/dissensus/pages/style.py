@@ -33,7 +33,7 @@ _VALUES_OF_A_LINE = 25
 """Values that are shown of a line without markers."""
 _MANY_TIMES = 1e4
 _LONGEST_NAME = 48
-"""Characters of a name in a legend or beside an axis."""
+"""Characters of a name in a legend."""
 _LEGEND_WIDTH = 62
 """Characters that fit side by side below a panel."""
 
@@ -117,13 +117,13 @@ def add_legend(figure: Any, names: Sequence[str]) -> None:
         text.set_text(shortened(text.get_text()))
 
 
-def shortened(name: str) -> str:
+def shortened(name: str, most: int = _LONGEST_NAME) -> str:
     """A name that fits into a figure.
 
-    >>> shortened("noise"), len(shortened("n" * 300))
-    ('noise', 48)
+    >>> shortened("noise"), len(shortened("n" * 300)), shortened("predictions", 5)
+    ('noise', 48, 'pred…')
     """
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def save(figure: Any, file: Path) -> None:
