@@ -295,9 +295,11 @@ def _check_alike(sets: dict[str, Any], files: dict[str, Path]) -> None:
 
 def _print_sets(sets: dict[str, Any], columns: str) -> None:
     """Print how arrays were read, so that axes in the wrong order are noticed."""
+    from dissensus.pages.parts import counted
+
     first = sets[WITHIN]
     examples = ", ".join(f"{members.examples:,} {name}" for name, members in sets.items())
-    console.print(f"{first.members} members, {first.width} {columns}, examples: {examples}", markup=False)
+    console.print(f"{counted(first.members, 'member')}, {first.width} {columns}, examples: {examples}", markup=False)
     if first.members > first.examples:
         words = f"there are more members than examples: arrays are [members, examples, {columns}]. Are examples first?"
         errors.print(f"note: {words} Use numpy.swapaxes(outputs, 0, 1).", markup=False, soft_wrap=True)

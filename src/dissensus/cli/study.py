@@ -367,4 +367,5 @@ def report(
     write_file(out, text.encode())
     print_place("Open", out)
     if figures is not None:
-        console.print(f"{len(files)} figures are in {figures}", soft_wrap=True)
+        words = "1 figure is" if len(files) == 1 else f"{len(files)} figures are"
+        console.print(f"{words} in {figures}", soft_wrap=True)

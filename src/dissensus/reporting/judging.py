@@ -13,7 +13,7 @@ import dissensus.reporting.regression as regression
 from dissensus.auditing.evidence import FEWEST
 from dissensus.auditing.page import MEANINGS
 from dissensus.metrics.intervals import Interval
-from dissensus.pages.parts import News, significant
+from dissensus.pages.parts import News, counted, significant
 from dissensus.reporting.measures import Measured, ShiftedResult
 from dissensus.reporting.reading import ReportData
 
@@ -94,7 +94,7 @@ def _new_to_it(data: ReportData, limits: Limits) -> list[Finding]:
     rows, examples = data.facts.get("training_rows", 0), len(data.targets)
     if not rows:
         return []
-    text = f"{rows:,} of {examples:,} examples are rows that the model was trained on."
+    text = f"{rows:,} of {counted(examples, 'example')} {'is a row' if rows == 1 else 'are rows'} that the model was trained on."
     question = "Is the data new to it?"
     if rows < limits.training_rows * examples:
         return [Finding(question, "all but a few", "none", text)]
@@ -120,7 +120,7 @@ def _accurate(data: ReportData, measured: Measured) -> Finding:
     labels = data.targets.bincount(minlength=len(data.classes))
     most = int(labels.argmax())
     share, better = float(labels[most]) / len(data.targets), measured.numbers["above_majority"]
-    words = f"Right on {percent(accuracy)} of {len(data.targets):,} examples."
+    words = f"Right on {percent(accuracy)} of {counted(len(data.targets), 'example')}."
     if share == 1:
         text = f"{words} All examples are of the class {data.classes[most]!r}, so this says little."
         return Finding(question, "one class only", "none", text)
@@ -175,7 +175,7 @@ def _graded(area: Interval, good: float, bad: float, chance: float) -> tuple[str
 
 def _explains(data: ReportData, measured: Measured) -> Finding:
     question, explained, root = "Is it accurate?", measured.numbers["r2"], measured.numbers["rmse"]
-    words = f"The root mean squared error is {number(root)} on {len(data.targets):,} examples."
+    words = f"The root mean squared error is {number(root)} on {counted(len(data.targets), 'example')}."
     if explained.value != explained.value:
         return Finding(question, "cannot tell", "none", f"{words} A target is constant, so this says little.")
     words += f" It explains {percent(explained)} of the variance."

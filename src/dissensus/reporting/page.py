@@ -11,6 +11,7 @@ from dissensus.auditing.page import parts as audit_parts
 from dissensus.metrics import roc
 from dissensus.metrics.intervals import Interval
 from dissensus.pages import Badge, Cell, Drawing, FactList, Folded, Number, Page, PageTable, Part, Section, Text
+from dissensus.pages.parts import counted
 from dissensus.reporting.content import BETTER, SHARES, TITLES, Content, size
 from dissensus.reporting.content import title as title_of
 from dissensus.reporting.judging import VERDICTS, Finding, percent
@@ -200,7 +201,7 @@ def _by_class(content: Content) -> Section:
     ]
     if len(rows) > _MOST_CLASSES:
         table = PageTable(header, rows[_MOST_CLASSES:], narrow="fit")
-        parts.append(Folded(f"The other {len(rows) - _MOST_CLASSES} classes", [table]))
+        parts.append(Folded(counted(len(rows) - _MOST_CLASSES, "other class", "other classes"), [table]))
     confusions = content.measured.tables["confusions"]
     if confusions:
         pairs: list[list[Cell]] = [
@@ -380,8 +381,8 @@ def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if facts["task"] == "classification":
         pairs.append(("classes", ", ".join(facts["names"])))
     if facts.get("training"):
-        pairs.append(("training data, for the audit", f"{facts['training']:,} examples"))
-    pairs += [(f"shifted: {name}", f"{count:,} examples") for name, count in facts["shifted"].items()]
+        pairs.append(("training data, for the audit", counted(facts["training"], "example")))
+    pairs += [(f"shifted: {name}", counted(count, "example")) for name, count in facts["shifted"].items()]
     match = facts.get("matches_own_prediction")
     if match is not None:
         pairs.append(("the model's own prediction", match if isinstance(match, str) else "equals the pooled outputs"))

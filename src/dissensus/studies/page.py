@@ -304,7 +304,7 @@ def measure_rows(points: Sequence[Point]) -> list[list[Cell]]:
         estimates = [point.measures.get(name, Estimate(None, None, 0)) for point in points]
         if any(estimate.mean is not None for estimate in estimates) and not name.startswith("audit_"):
             examples = (points[0].examples or {}).get(name)
-            label = measure_label(name) + (f", {examples:,} examples" if examples else "")
+            label = measure_label(name) + (f", {counted(examples, 'example')}" if examples else "")
             rows.append([label, *(Number(estimate.mean, error=estimate.error) for estimate in estimates)])
     if any(point.audit_verdicts for point in points):
         counts = [(point.audit_verdicts or {}).items() for point in points]
