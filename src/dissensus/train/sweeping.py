@@ -180,10 +180,10 @@ def sweep(
         backend: See `dissensus.Ensemble`.
         output: See `dissensus.Ensemble`.
         shared: See `dissensus.Ensemble`. Frozen shared tensors are stored once for all runs that train together, so
-            ``build`` must return the same ones for every seed, such as those of one pretrained network. Runs whose
-            members share parameters that are trained are trained one after another.
-        shared_lr: See `dissensus.fit`.
-        shared_clip_norm: See `dissensus.fit`.
+            ``build`` must return the same ones for every seed, such as those of one pretrained network. Shared
+            parameters that are trained are each run's own.
+        shared_lr: See `dissensus.fit`. The grid takes precedence.
+        shared_clip_norm: See `dissensus.fit`. The grid takes precedence.
         shared_gradient: See `dissensus.fit`.
         device: Device to train on. The default is the device of ``x``.
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
@@ -364,8 +364,7 @@ def _planned(recipe: Recipe) -> list[list[int]]:
     parts: list[list[int]] = []
     for group in grouped(recipe.runs, recipe.training_sizes()):
         with advising(functools.partial(_out_of_memory, recipe, group[:1])):
-            apart = isinstance(recipe.initial, NewMembers) and recipe.initial.trains_shared(recipe.runs[group[0]])
-            at_once = 1 if apart else _runs_at_once(recipe, group)
+            at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
         write_record(file, {"format": FORMATS.newest, "fingerprint": fingerprint, "parts": parts})
