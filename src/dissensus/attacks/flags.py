@@ -95,7 +95,8 @@ def _gradients(model: ModelDiagnostics) -> Flag:
     return Flag(
         "gradients",
         model.zero > ZERO_GRADIENTS or model.nonfinite > 0,
-        f"no gradient for {model.zero:.0%} of {counted(model.right, 'example')}, NaN or infinities for {model.nonfinite:.0%}",
+        f"no gradient for {model.zero:.0%} of {counted(model.right, 'example')}, NaN or infinities for"
+        f" {model.nonfinite:.0%}",
         "Attacks that follow gradients cannot move such examples, and count them as robust.",
         "Trust losses of logits, transfer and Square rather than cross-entropy; look for huge logits, rounding or "
         "operations without a gradient in the model.",

@@ -94,7 +94,8 @@ def _new_to_it(data: ReportData, limits: Limits) -> list[Finding]:
     rows, examples = data.facts.get("training_rows", 0), len(data.targets)
     if not rows:
         return []
-    text = f"{rows:,} of {counted(examples, 'example')} {'is a row' if rows == 1 else 'are rows'} that the model was trained on."
+    known = "is a row" if rows == 1 else "are rows"
+    text = f"{rows:,} of {counted(examples, 'example')} {known} that the model was trained on."
     question = "Is the data new to it?"
     if rows < limits.training_rows * examples:
         return [Finding(question, "all but a few", "none", text)]
