@@ -12,7 +12,7 @@ _LOOKS: dict[str, tuple[str, str, str, float]] = {
     "reference": ("independent training", COLOURS[1], "s", 60),
     "finalist": ("trained to the end", COLOURS[4], "D", 32),
     "collusive": ("set aside as collusive", COLOURS[3], "X", 50),
-    "dropped": ("dropped at a rung", INK, ".", 30),
+    "dropped": ("dropped at a rung", INK, "o", 16),
 }
 """Name, colour, marker and its area for every kind of candidate, from the front to the back."""
 
@@ -51,10 +51,13 @@ def frontier(points: Sequence[FrontierPoint], edge: Sequence[FrontierPoint], x_l
             linewidths=0,
             label=words,
         )
+    xs = [point.diversity for point in shown]
     for point in shown:
         if point.kind != "dropped" and len([p for p in shown if p.kind != "dropped"]) <= 8:
-            place = {"xytext": (6, 6), "textcoords": "offset points", "fontsize": 9}
-            axes.annotate(point.name, (point.diversity, point.error), **place)
+            is_right = 2 * point.diversity > min(xs) + max(xs)
+            place = {"xytext": (-7 if is_right else 7, 7), "ha": "right" if is_right else "left"}
+            where = (point.diversity, point.error)
+            axes.annotate(point.name, where, textcoords="offset points", fontsize=9, **place)
     axes.margins(0.14)
     axes.set(xlabel=x_label, ylabel=y_label)
     add_legend(figure, names)

@@ -110,7 +110,7 @@ class Contest:
 
     def value(self, candidate: int, contest: int, until: int | None = None) -> float:
         """The mean over a candidate's runs of the best value that each has reached; infinity if one has none."""
-        each = [self._best(run, until) for run in self.runs_of(candidate, contest)]
+        each = [self.best(run, until) for run in self.runs_of(candidate, contest)]
         return sum(each) / len(each) if each else math.inf
 
     def runs_of(self, candidate: int, contest: int) -> list[int]:
@@ -121,7 +121,8 @@ class Contest:
             if run.candidate == candidate and contest in (OVERALL, run.split)
         ]
 
-    def _best(self, run: int, until: int | None) -> float:
+    def best(self, run: int, until: int | None = None) -> float:
+        """The best value of a run so far, or up to an epoch; infinity if it has none."""
         known = self.values.get(run, {})
         return min((value for epoch, value in known.items() if until is None or epoch <= until), default=math.inf)
 

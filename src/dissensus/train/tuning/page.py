@@ -26,13 +26,13 @@ _MOST_ROWS = 12
 _NEWS: Mapping[str, News] = {"chosen": "good", "reference": "none", "collusive": "bad", "failed": "bad"}
 _STATUS = {"chosen": "the choice", "reference": "independent", "finalist": "to the end", "collusive": "collusive"}
 _MEANINGS = {
-    "settings": "What was searched for.",
-    "": "How far the candidate came: dropped at a rung, trained to the end, set aside by the audit, or chosen.",
-    "validation": "Candidates are compared by this number: the best epoch of each run, averaged over runs.",
-    "test": "On rows that no choice of the same split has seen. For information only: the gain to quote is above.",
-    "members": "A single member on the test rows, on average.",
-    "diversity": "By how much the ensemble is better than its members.",
-    "audit": "Verdicts on validation rows, against independent training; candidates that came far enough are audited.",
+    "stage": "how far the candidate came: dropped at a rung, trained to the end, set aside by the audit, or chosen",
+    "validation": "what candidates are compared by: the best epoch of each run, averaged over runs, up to the epoch at "
+    "which a candidate was dropped",
+    "test": "of candidates that were trained to the end, for information only: the gain to quote is above",
+    "members": "a single member on the test rows, on average",
+    "diversity": "by how much the ensemble is better than its members",
+    "audit": "verdicts on validation rows, against independent training; candidates that came far enough are audited",
 }
 
 
@@ -90,7 +90,7 @@ def page(tuned: TunedRecord, title: str) -> Page:
     return Page(
         title,
         [
-            _badge(tuned),
+            badge(tuned),
             Text(f"{tuned.sentence[:1].upper()}{tuned.sentence[1:]}.", "lead"),
             Text(_explanation(tuned)),
             Section("Error against diversity", [_frontier(tuned), *_over_setting(tuned)]),
@@ -102,7 +102,8 @@ def page(tuned: TunedRecord, title: str) -> Page:
     )
 
 
-def _badge(tuned: TunedRecord) -> Badge:
+def badge(tuned: TunedRecord) -> Badge:
+    """The result in a few words, with the news that it is."""
     gain, best = tuned.gain, tuned.best
     if best.independent or gain is None:
         return Badge("independent" if best.independent else "chosen", "none")
@@ -151,8 +152,8 @@ def _frontier(tuned: TunedRecord) -> Drawing:
     better = "lower" if tuned.settings["mode"] == "min" else "higher"
     return Drawing(
         frontier_figure(tuned),
-        f"Each point is a candidate, the mean over its runs on test rows; {better} is better. Diversity is useful where "
-        "it comes with a better ensemble, and not where points move to the right only.",
+        f"Each point is a candidate, the mean over its runs on test rows; {better} is better. Diversity is useful "
+        "where it comes with a better ensemble, and not where points move to the right only.",
     )
 
 
@@ -202,7 +203,7 @@ def _curves(tuned: TunedRecord) -> Drawing:
 def _table(tuned: TunedRecord) -> list[Part]:
     share = tuned.settings["metric"] in ("accuracy", "error")
     form = ".1%" if share else ".4g"
-    header = ("settings", "", "validation", "test", "members", "diversity", "audit")
+    header = ("settings", "stage", "validation", "test", "members", "diversity", "audit")
     rows: list[list[Cell]] = []
     for candidate in in_order(tuned.candidates, tuned.settings["mode"]):
         words = _STATUS.get(candidate.status, f"{candidate.status} at {candidate.epochs}")

@@ -59,6 +59,11 @@ class Tuned:
             )
         ]
 
+    @property
+    def ordered(self) -> list[Candidate]:
+        """Candidates that were trained longest first, and of these the best."""
+        return in_order(self.candidates, self.settings["mode"])
+
     def table(self, *, frame: bool | None = None) -> Any:
         """One row per candidate, best first: its settings, how far it came, and its numbers.
 
@@ -76,7 +81,7 @@ class Tuned:
                 "diversity": candidate.diversity,
                 "audit": audit_words(candidate.verdicts),
             }
-            for candidate in in_order(self.candidates, self.settings["mode"])
+            for candidate in self.ordered
         ]
         if frame is False:
             return rows

@@ -353,12 +353,21 @@ class _Entry:
         failed = any(self.swept.outcomes[run].status == "failed" for run in self.runs(contest))
         return self.number in self.contest.finalists(contest) and not failed and math.isfinite(self.value(contest))
 
-    def by_split(self, contest: int) -> dict[int, list[float]]:
+    def by_split(self, contest: int, until: int | None = None) -> dict[int, list[float]]:
         """The best values of its runs, split by split, in the order of seeds."""
         values: dict[int, list[float]] = {}
         for run in self.runs(contest):
-            values.setdefault(self.contest.runs[run].split, []).append(self.contest._best(run, None))
+            values.setdefault(self.contest.runs[run].split, []).append(self.contest.best(run, until))
         return values
+
+    def epochs(self) -> list[int]:
+        """Epochs of its runs."""
+        return [len(self.swept.history(run).epochs) for run in self.runs(OVERALL)]
+
+    def left_at(self) -> int | None:
+        """The rung at which it left the contest over all splits; None if it did not. Runs may go on for their split."""
+        rungs = zip(self.contest.rungs, self.contest.left, strict=False)
+        return next((rung for rung, left in rungs if self.number not in left[OVERALL]), None)
 
 
 class _Search:
@@ -676,7 +685,7 @@ class _Search:
         chosen, reference = self._choice(OVERALL), self._reference(OVERALL)
         of_splits = [(self._choice(split), self._reference(split)) for split in range(sizes.splits)]
         gain = self._gain(of_splits)
-        run = min(chosen.runs(OVERALL), key=lambda number: chosen.contest._best(number, None))
+        run = min(chosen.runs(OVERALL), key=lambda number: chosen.contest.best(number))
         candidates = {entry.number: self._candidate(entry, chosen, reference) for entry in self.entries}
         change = math.nan if reference is None else self._member_change(candidates[chosen.number], reference)
         audited = self._audit(chosen, run, reference)
@@ -750,16 +759,16 @@ class _Search:
     def _candidate(self, entry: _Entry, chosen: _Entry, reference: _Entry | None) -> Candidate:
         """The record of a candidate."""
         sign = -1.0 if self.problem.scorer.mode == "max" else 1.0
-        by_split = entry.by_split(OVERALL)
+        until = entry.left_at()
+        by_split = entry.by_split(OVERALL, until)
         means = [_mean(values) for values in by_split.values()]
         errors = means if len(means) > 1 else next(iter(by_split.values()))
-        value, error = entry.value(OVERALL), mean_and_error(errors)[1]
+        value, error = entry.contest.value(entry.number, OVERALL, until), mean_and_error(errors)[1]
         scores = [entry.scores[entry.contest.runs[run]] for run in entry.runs(OVERALL)]
         test, members = _mean([score.ensemble for score in scores]), _mean([score.members for score in scores])
-        epochs = [len(entry.swept.history(run).epochs) for run in entry.runs(OVERALL)]
+        epochs = entry.epochs()
         whole = entry.finished(OVERALL)
         failed = any(entry.swept.outcomes[run].status == "failed" for run in entry.runs(OVERALL))
-        rungs = [rung for rung in entry.contest.bracket.rungs if rung <= max(epochs)]
         status: Any = (
             "chosen"
             if entry is chosen
@@ -773,20 +782,21 @@ class _Search:
             if whole
             else "dropped"
         )
-        curve = [(rung, sign * entry.contest.value(entry.number, OVERALL, rung)) for rung in _curve(rungs, min(epochs))]
+        last = max(epochs) if until is None else until
+        curve = [(epoch, sign * entry.contest.value(entry.number, OVERALL, epoch)) for epoch in range(1, last + 1)]
         return Candidate(
             number=entry.number,
             point=dict(entry.point),
             independent=entry.independent,
             bracket=entry.bracket,
-            epochs=max(epochs),
+            epochs=last,
             runs=len(epochs),
             status=status,
             value=sign * value if math.isfinite(value) else math.nan,
             standard_error=error if math.isfinite(error) else math.nan,
-            test=test,
-            members=members,
-            diversity=sign * (members - test),
+            test=test if until is None else math.nan,
+            members=members if until is None else math.nan,
+            diversity=sign * (members - test) if until is None else math.nan,
             verdicts=dict(Counter(entry.verdicts.values())),
             curve=[(epoch, number) for epoch, number in curve if math.isfinite(number)],
         )
@@ -820,11 +830,6 @@ class _Search:
             train = {"train": (on_train, problem.targets(key.split, "train").cpu()), "in_bag": "all"}
         targets = problem.targets(key.split, "test").cpu()
         return audit(outputs, targets, reference=known, **train, **self.audit_settings)
-
-
-def _curve(rungs: Sequence[int], whole: int) -> list[int]:
-    """Epochs of a curve: every epoch up to the last one that all runs have reached, or the rungs of long trainings."""
-    return list(range(1, whole + 1)) if whole <= 200 else [rung for rung in rungs if rung <= whole]
 
 
 def _sorted(point: Mapping[str, Any]) -> str:
