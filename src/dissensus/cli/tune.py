@@ -1,5 +1,6 @@
 """`dissensus tune`: how much diversity is best on a data set, as a page."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -166,6 +167,10 @@ def tune(
     print_place("Open", page)
 
 
+_TAKEN = {"classification": ("logits",), "regression": ("values", "gaussian", "quantiles")}
+"""Kinds of outputs that losses of a task take."""
+
+
 class _Problem(NamedTuple):
     """Data in memory and what is predicted."""
 
@@ -280,8 +285,12 @@ def _build(model: str | None, problem: _Problem, width: int, depth: int, loss: s
     """The function that returns a new member."""
     if model is not None:
         return named_function("--model", model)
-    from dissensus import losses, nets
+    from dissensus import checks, losses, nets
 
+    if loss is not None:
+        checks.one_of(
+            "loss", loss, [name for name, kind in losses.LOSSES.items() if kind.takes in _TAKEN[problem.task]]
+        )
     outputs = problem.outputs * (1 if loss is None else losses.outputs_per_target(loss))
     shape = problem.x.shape[1:]
     if len(shape) not in (1, 3) or (len(shape) == 3 and shape[1] != shape[2]):
@@ -324,15 +333,12 @@ def _objective(name: str, problem: _Problem, loss: str | None, pool: str | None)
 
 def _print(tuned: Any) -> None:
     from dissensus.train.tuning.page import badge
+    from dissensus.train.tuning.records import opening
 
     colour = {"good": "green", "fair": "yellow", "bad": "red", "none": "cyan"}[badge(tuned).news]
-    sentence = f"{tuned.sentence[:1].upper()}{tuned.sentence[1:]}."
     heading = f"[bold {colour}]{escape(badge(tuned).text)}[/bold {colour}]"
-    console.print(Panel(escape(sentence), title=heading, title_align="left", style=""))
-    rows = [
-        [escape(candidate.name), candidate.status, *(f"{value:.4g}" for value in _numbers(candidate))]
-        for candidate in tuned.ordered
-    ]
+    console.print(Panel(escape(opening(tuned.sentence)), title=heading, title_align="left", style=""))
+    rows = [[escape(candidate.name), candidate.status, *map(_text, _numbers(candidate))] for candidate in tuned.ordered]
     header = ("settings", "stage", "validation", "test", "members", "diversity")
     console.print(table("", header, rows, left=(0, 1)))
     spent = tuned.spent
@@ -341,6 +347,10 @@ def _print(tuned: Any) -> None:
         "every candidate to the end",
         highlight=False,
     )
+
+
+def _text(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else ""
 
 
 def _numbers(candidate: Any) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from dissensus.pages.tuning import (
     rung_curves,
 )
 from dissensus.train.tuning.choosing import Gain
-from dissensus.train.tuning.records import SYMBOLS, Candidate, Spent, audit_words, in_order, words_of
+from dissensus.train.tuning.records import SYMBOLS, Candidate, Spent, audit_words, in_order, opening, words_of
 
 _MOST_ROWS = 12
 """Candidates that the table shows before it is folded."""
@@ -91,7 +91,7 @@ def page(tuned: TunedRecord, title: str) -> Page:
         title,
         [
             badge(tuned),
-            Text(f"{tuned.sentence[:1].upper()}{tuned.sentence[1:]}.", "lead"),
+            Text(opening(tuned.sentence), "lead"),
             Text(_explanation(tuned)),
             Section("Error against diversity", [_frontier(tuned), *_over_setting(tuned)]),
             Section("Rungs", [Text(_rungs_in_words(tuned)), _curves(tuned)]),

@@ -73,6 +73,16 @@ def words_of(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{SYMBOLS.get(name, name)} = {_text(value)}" for name, value in point.items()) or "as given"
 
 
+def opening(sentence: str) -> str:
+    """A sentence as it stands alone: with a capital letter, unless it begins with a symbol, and a full stop.
+
+    >>> opening("nothing beats it"), opening("β = 0.7: better")
+    ('Nothing beats it.', 'β = 0.7: better.')
+    """
+    first = sentence[:1]
+    return f"{first.upper() if first.isascii() else first}{sentence[1:]}."
+
+
 def audit_words(verdicts: Mapping[str, int]) -> str:
     """Verdicts with how often each was given.
 
