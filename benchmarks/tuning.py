@@ -145,22 +145,22 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for name in arguments.sets.split(","):
-        for place, words in enumerate(SPACES):
-            for seed in list(map(int, arguments.seeds.split(",")))[: 1 if place else None]:
-                row = _rounded(compared(name, words, seed))
-                rows.append(row)
-                print(f"{name}, {words}, seed {seed}: grid {row['grid']['best']}, {row['processor_seconds']:.0f} s")
-                print(f"  {row['grid']['sentence']}")
-                for factor, search in row["searches"].items():
-                    print(
-                        f"  factor {factor}: cost {search['share_of_epochs']:.2f}, behind "
-                        f"{search['behind_on_validation']:+.2f} errors, {search['behind_on_test_per_cent']:+.2f} % on "
-                        f"test, {search['best']}: {search['sentence']}",
-                        flush=True,
-                    )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"made": how_made(), "rows": rows}, separators=(",", ":")) + "\n")
+    seeds = list(map(int, arguments.seeds.split(",")))
+    for words, seed in [*((words, seeds[0]) for words in SPACES), *((next(iter(SPACES)), seed) for seed in seeds[1:])]:
+        for name in arguments.sets.split(","):
+            row = _rounded(compared(name, words, seed))
+            rows.append(row)
+            print(f"{name}, {words}, seed {seed}: grid {row['grid']['best']}, {row['processor_seconds']:.0f} s")
+            print(f"  {row['grid']['sentence']}")
+            for factor, search in row["searches"].items():
+                print(
+                    f"  factor {factor}: cost {search['share_of_epochs']:.2f}, behind "
+                    f"{search['behind_on_validation']:+.2f} errors, {search['behind_on_test_per_cent']:+.2f} % on "
+                    f"test, {search['best']}: {search['sentence']}",
+                    flush=True,
+                )
+            if arguments.json is not None:  # after every row, so that what is done is kept
+                arguments.json.write_text(json.dumps({"made": how_made(), "rows": rows}, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import math
 import sys
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,6 @@ from dissensus.train.tuning.scoring import Scorer, scorer_of
 from dissensus.train.tuning.sentence import gain_words, sentence_of
 from dissensus.train.tuning.space import Axis, all_parameters, point_of, size_of, space_of
 from dissensus.train.tuning.splitting import repeated_splits
-
-# Brackets
 
 
 @pytest.mark.parametrize(("epochs", "factor"), [(81, 3), (27, 3), (100, 3), (64, 4), (16, 2), (1, 3), (2, 3)])
@@ -62,9 +61,6 @@ def test_rungs_rise_and_end_with_whole_trainings():
                 assert list(bracket.sizes) == sorted(bracket.sizes, reverse=True)
                 assert bracket.sizes[0] == candidates
                 assert bracket.sizes[-1] >= 1
-
-
-# Spaces
 
 
 def test_spaces_take_lists_ranges_arrays_and_distributions():
@@ -145,9 +141,6 @@ def test_a_range_that_cannot_be_is_refused(arguments, message):
         Range(*arguments)
 
 
-# Splits
-
-
 def test_splits_share_no_row_between_their_parts_and_differ():
     y = torch.randn(50, 1)
     splits = repeated_splits(y, ds.data.Split(0.25), 0.2, 3, 0)
@@ -187,9 +180,6 @@ def test_several_splits_by_time_are_refused():
     (rows,) = repeated_splits(torch.randn(20, 1), split, 0.2, 1, 0)
     assert rows.test.tolist() == [16, 17, 18, 19]
     assert rows.validation.tolist() == [13, 14, 15]
-
-
-# Ties and intervals
 
 
 def test_the_interval_is_nadeau_and_bengio_s():
@@ -239,10 +229,7 @@ def test_gains_are_per_cent_of_a_loss_points_of_a_share_or_plain_numbers():
     assert density.value == pytest.approx(0.2)
 
 
-# Metrics
-
-
-def known(loss, pool="score"):
+def known(loss: Any, pool: Any = "score"):
     return trained_loss(partial(ds.objectives.augmented, loss=loss, pool=pool))
 
 
@@ -271,21 +258,19 @@ def test_the_loss_is_that_of_the_objective():
 
 def test_metrics_that_cannot_be_are_refused():
     loss = known("squared_error")
-    for metric, mode, of, message in (
+    refused: list[tuple[Any, Any, Any, str]] = [
         ("accurcy", None, loss, "accuracy"),
         ("accuracy", None, loss, "go with outputs that are logits"),
         ("loss", "max", loss, "be 'min' for the loss"),
         ("rmse", "max", loss, "be 'min' for 'rmse'"),
         (lambda outputs, targets: 0.0, None, loss, "be 'min' or 'max'"),
         ("loss", None, None, "be a function where the loss"),
-    ):
+    ]
+    for metric, mode, of, message in refused:
         with pytest.raises(ValueError, match=message):
             scorer_of(metric, mode, of)
     own = scorer_of(lambda outputs, targets: outputs.mean(), "max", None)
     assert own.of(torch.ones(2, 3, 1), torch.zeros(3)) == (1.0, 1.0)
-
-
-# Proposals
 
 
 def test_random_parameters_are_those_of_the_seed():
@@ -344,10 +329,7 @@ def test_a_search_without_optuna_names_the_extra(monkeypatch):
         proposed_parameters([Axis("beta", distribution=Range(0, 1))], 2, [], 0, 1)
 
 
-# Sentences
-
-
-def candidate(number=0, status="finalist", independent=False, **point):
+def candidate(number=0, status: Any = "finalist", independent=False, **point):
     return Candidate(number, point, independent, 0, 9, 4, status, 0.5, 0.01, 0.5, 0.6, 0.1)
 
 

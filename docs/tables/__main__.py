@@ -25,6 +25,7 @@ import robustness
 import sharing
 import speed
 import training
+import tuning
 from layout import ROOT
 
 PAGES: dict[str, ModuleType] = {
@@ -41,6 +42,7 @@ PAGES: dict[str, ModuleType] = {
     "docs/sharing.md": sharing,
     "docs/speed.md": speed,
     "docs/training.md": training,
+    "docs/tuning.md": tuning,
 }
 END = "<!-- end -->"
 VALUE = re.compile(r"<!--=([\w-]+)-->(.*?)<!--=-->", flags=re.DOTALL)

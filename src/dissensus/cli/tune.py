@@ -87,7 +87,7 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help="Runs per candidate and split.")] = 2,
     validation: Annotated[float, typer.Option(help="Share of rows for validation.")] = 0.2,
     test: Annotated[float, typer.Option(help="Share of rows for the test.")] = 0.2,
-    factor: Annotated[float, typer.Option(help="Of n candidates, about n / factor go on at each rung.")] = 3.0,
+    factor: Annotated[float, typer.Option(help="Of n candidates, about n / factor go on at each rung.")] = 4.0,
     first_rung: Annotated[int, typer.Option(min=1, help="Epochs before the first rung, at least.")] = 1,
     budget: Annotated[
         float | None, typer.Option(help="What may be spent, in whole trainings of one candidate.")

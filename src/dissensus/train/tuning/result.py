@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dissensus.train.tuning.page as pages
 from dissensus.auditing import Audit
 from dissensus.ensemble import Ensemble
 from dissensus.output_files import write_output
 from dissensus.pages import html
-from dissensus.train.tuning import page as pages
 from dissensus.train.tuning.choosing import Gain
 from dissensus.train.tuning.records import Candidate, Spent, audit_words, in_order
 
@@ -22,7 +22,7 @@ class Tuned:
 
     best: Candidate
     """The choice: the best candidate on validation rows that the audit does not call collusive, or independent training
-    where nothing is better by more than a standard error."""
+    where nothing is better by more than a standard error, or where the gain is not positive."""
     independent: Candidate | None
     """The best independent candidate, the reference; None where none was trained to the end."""
     candidates: list[Candidate]

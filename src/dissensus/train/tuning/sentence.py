@@ -17,8 +17,12 @@ def sentence_of(
     member_change: float,
     verdict: str | None,
     scorer: Scorer,
+    only_in_validation: Candidate | None = None,
 ) -> str:
-    """What was found, as in "β = 0.7: 1.4 % lower loss than independent training (0.9 to 1.9), audit healthy"."""
+    """What was found; ``only_in_validation`` looked better than independent training until it was tested.
+
+    As in "β = 0.7: 1.4 % lower loss than independent training (0.9 to 1.9), audit healthy".
+    """
     audited = "" if verdict is None else f", audit {verdict}"
     aside = [candidate for candidate in candidates if candidate.status == "collusive"]
     if all(candidate.independent for candidate in candidates):
@@ -27,7 +31,10 @@ def sentence_of(
     if reference is None:
         return f"{best.name}: {scorer.name} {significant(best.value)}; independent training diverged{audited}"
     if best.independent:
-        return f"nothing beats independent training here{_set_aside(aside)}{audited}"
+        flattered = ""
+        if only_in_validation is not None:
+            flattered = f" ({only_in_validation.name} looked better on validation rows, but not on test rows)"
+        return f"nothing beats independent training here{flattered}{_set_aside(aside)}{audited}"
     members = ""
     if math.isfinite(member_change):
         amount, unit = f"{abs(member_change):.2g}", "points" if scorer.share else "%"
