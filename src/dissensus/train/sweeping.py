@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,13 +25,13 @@ from dissensus.execution.sharing import Shared
 from dissensus.randomness import drawn_seed, seeded
 from dissensus.storage import OtherFormat, StorageError, read_folder, read_record, write_folder, write_record
 from dissensus.train.bar import displayed
-from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
+from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train, train_in_step
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import OnProgress, Progress
 from dissensus.train.member_optimizers import MakeOptimizer
-from dissensus.train.notification import Callbacks
+from dissensus.train.notification import Callbacks, Rung
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.padded_runs import PaddedRuns, differ
 from dissensus.train.padding import Padding, merged, padded_share
@@ -204,7 +204,8 @@ def sweep(
             `dissensus.fit`.
         callbacks: See `dissensus.fit`. They are called once per run, and entries begin with ``run``, the number of the
             run, and ``point``, its point of the grid. A callback that returns True stops that run; the others go on. A
-            run that is stopped by ``on_step`` costs until the end of the epoch.
+            run that is stopped by ``on_step`` costs until the end of the epoch. With a callback that has ``on_rung``,
+            the weights of all runs are held at once.
         seed: Seed of every run. The grid takes precedence. None draws one seed for all runs from torch's generator.
 
     Returns:
@@ -282,12 +283,12 @@ def sweep(
         parts = _parts(recipe, padding)
         if sources is not None and recipe.checkpoint is not None:
             _keep_beginning(sources, recipe.checkpoint)
-        for part in parts:
-            if sources is not None:
-                sources.rewind()  # every part reads what a separate training with new sources would
-            with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
-                engine = part.engine(recipe, display.progress, listeners)
-            train(engine)
+        rungs = [] if listeners is None else [rung for rung in listeners.rungs if rung < recipe.epochs]
+        if listeners is None or not rungs:
+            engines = _in_turn(recipe, parts, sources, display.progress, listeners)
+        else:
+            engines = _in_step(recipe, parts, rungs, display.progress, listeners)
+        for part, engine in engines:
             engine.body.eval()
             engine.body.recompute = False
             runs = [recipe.runs[number] for number in part.numbers]
@@ -301,6 +302,68 @@ def sweep(
         result = Sweep(points, ends, groups, recipe.validation_settings.mode or "min")
         display.summary = str(result)
     return result
+
+
+def _in_turn(
+    recipe: Recipe,
+    parts: Sequence["Part"],
+    sources: PythonState | None,
+    progress: OnProgress | None,
+    listeners: Callbacks | None,
+) -> Iterator[tuple["Part", Engine]]:
+    """Train parts one after another."""
+    for part in parts:
+        if sources is not None:
+            sources.rewind()  # every part reads what a separate training with new sources would
+        with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
+            engine = part.engine(recipe, progress, listeners)
+        train(engine)
+        yield part, engine
+
+
+def _in_step(
+    recipe: Recipe, parts: Sequence["Part"], rungs: Sequence[int], progress: OnProgress | None, listeners: Callbacks
+) -> list[tuple["Part", Engine]]:
+    """Train all parts from rung to rung, so that callbacks can compare runs of all shapes; weights of all are held."""
+    if len(parts) > 1 and is_source(recipe.data):
+        fix = "Give tensors, or settings with which all runs have the same shapes and fit into memory."
+        checks.refuse(
+            "data", "be in memory where runs of several shapes wait for each other", "a source of batches", fix
+        )
+    engines: list[Engine] = []
+    steps = [0] * len(parts)
+
+    def summed(place: int, moment: Progress) -> None:
+        steps[place] = moment.step
+        assert progress is not None
+        progress(replace(moment, step=sum(steps)))
+
+    for place, part in enumerate(parts):
+        own = None if progress is None else functools.partial(summed, place)
+        with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
+            engines.append(replace(part, steps_before=0).engine(recipe, own, listeners))
+
+    def compare(rung: int) -> None:
+        waiting: list[tuple[int, Engine, int, Any]] = []
+        for part, engine in zip(parts, engines, strict=True):
+            if engine.state.epoch == rung and engine.callbacks is not None:  # one that was resumed may be ahead
+                entries = engine.latest_entries()
+                placed = engine.callbacks.placed(entries)
+                waiting += [(part.numbers[run], engine, run, at) for run, at in zip(entries, placed, strict=True)]
+        waiting.sort(key=lambda item: item[0])
+
+        def outputs() -> list[Any]:
+            each = {id(engine): engine.validation_outputs() for engine in {id(e): e for _, e, *_ in waiting}.values()}
+            return [each[id(engine)].get(run) for _, engine, run, _ in waiting]
+
+        stopped = listeners.rung(Rung(rung, [entry for *_, entry in waiting], outputs)) if waiting else {}
+        for engine in engines:
+            own = {waiting[place][2]: by for place, by in stopped.items() if waiting[place][1] is engine}
+            if own:
+                engine.stop_runs(own)
+
+    train_in_step(engines, rungs, compare)
+    return list(zip(parts, engines, strict=True))
 
 
 def _keep_beginning(sources: PythonState, checkpoint: CheckpointSettings) -> None:
