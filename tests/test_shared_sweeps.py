@@ -21,7 +21,7 @@ def data(n=24):
 
 def build():
     """Shared weights that seeds draw, a batch norm and dropout of each member."""
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
+    layers = nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
     return adapters.tabm(nn.Sequential(*layers).double())
 
 

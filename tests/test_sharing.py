@@ -420,7 +420,7 @@ def test_muon_is_refused_where_nothing_is_a_matrix():
 def test_activations_that_are_recomputed_give_the_same_training(dropout):
     def build():
         torch.manual_seed(3)
-        layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
+        layers = nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Dropout(dropout), nn.Linear(8, 3)
         return adapters.tabm(nn.Sequential(*layers).double())
 
     options = {"epochs": 7, "batch_size": 8, "lr": 0.05, "shared_lr": 0.02}
