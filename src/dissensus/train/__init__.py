@@ -3,6 +3,7 @@
 from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.train import callbacks, schedules
 from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.cluster import ClusterError, RayCluster
 from dissensus.train.convergence import Convergence
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
@@ -15,11 +16,13 @@ from dissensus.train.sweeping import sweep
 __all__ = [
     "AdversarialTraining",
     "Best",
+    "ClusterError",
     "Convergence",
     "History",
     "OutOfMemory",
     "Progress",
     "RankFailed",
+    "RayCluster",
     "Sweep",
     "TrainingDiverged",
     "callbacks",

@@ -4,7 +4,7 @@ import functools
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -287,6 +287,10 @@ class Recipe:
                     fix = "Pass one number; `shared_lr` is the learning rate of what is shared."
                     checks.refuse(name, "be one number where members share parameters that are trained", "several", fix)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to another process: the settings, without what this one has found out from them."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
     @property
     def fingerprint(self) -> dict[str, str]:
         """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
@@ -431,7 +435,7 @@ class Recipe:
         schedule = schedules.resolved(self.optimizer.schedule)
         updates = -(-self.steps_per_epoch(runs[0]) // self.updates.accumulate)
         schedules.check(schedule, updates, self.epochs)
-        body = self.initial.body(runs, self._input_dtype())
+        body = self.initial.body(runs, self.input_dtype())
         own = slice(None) if ranks is None else ranks.own
         if ranks is not None:
             body = body.subset(range(len(body))[own])
@@ -506,7 +510,7 @@ class Recipe:
         given = not isinstance(self.validation, int | float | Split | None)
         return as_pair(self.validation) if given else None
 
-    def _input_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         """The dtype of real numbers among the inputs; bool where there are none, or a loader gives them."""
         inputs = [] if self._pair is None else calls.tensors(self._pair[0])
         return next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), torch.bool)
