@@ -7,13 +7,15 @@ whose worker is lost is given to another one, which goes on from there. What a t
 import logging
 import os
 import pickle
+import re
 import secrets
 import socket
+import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ import dissensus
 from dissensus import checks
 from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.fingerprint import source_digest
+from dissensus.storage import StorageError, locked, make_folder
 from dissensus.train.memory import mebibytes
 
 log = logging.getLogger("dissensus")
@@ -35,6 +38,7 @@ _SECONDS_TO_CONNECT = 5.0
 _SECONDS_TO_ANSWER = 300.0
 """How long a node may take to import torch, maybe from a slow disk."""
 _SECONDS_TO_STOP = 5.0
+_SECONDS_TO_LEAVE = 120.0
 _SECONDS_WITHOUT_NODE = 15.0
 _ENVIRONMENT = ("DISSENSUS_",)
 """Beginnings of variables of the environment that workers get."""
@@ -153,7 +157,9 @@ def connected(cluster: RayCluster) -> Iterator["Workers"]:
     mine = not ray.is_initialized()
     if mine:
         _connect(ray, cluster.address)
-    elif cluster.address not in (None, "auto", ray.get_runtime_context().gcs_address):
+    elif cluster.address not in (None, "auto", "local") and not _is_at(
+        ray.get_runtime_context().gcs_address, cluster.address
+    ):
         fix = "Call ray.shutdown() first, or leave it out."
         requirement = "be the cluster that this process is connected to"
         checks.refuse("address", f"{requirement}, {ray.get_runtime_context().gcs_address}", cluster.address, fix)
@@ -162,6 +168,14 @@ def connected(cluster: RayCluster) -> Iterator["Workers"]:
     finally:
         if mine:
             ray.shutdown()
+
+
+def _is_at(connected: str, address: str) -> bool:
+    """Whether an address is that of a cluster, by name or by number."""
+    host, _, port = address.rpartition(":")
+    with suppress(OSError):
+        host = socket.gethostbyname(host)
+    return connected in (address, f"{host}:{port}")
 
 
 def _connect(ray: Any, address: str | None) -> None:
@@ -221,6 +235,18 @@ class Workers:
             fix = "Add a larger one, or let tasks take less: RayCluster(cpus=, gpus=), `max_memory`, smaller batches."
             raise ClusterError(f"a task takes {need}, and no node has that. Nodes: {there}. {fix}")
         return fitting
+
+    def cores(self, need: Need, tasks: int) -> int:
+        """Cores of each of some tasks: more than one where there are fewer tasks than cores."""
+        if self.cluster.cpus is not None:
+            return self.cluster.cpus
+        nodes = self.fitting(need)
+        return max(1, int(min(node.cpus for node in nodes)) // -(-tasks // len(nodes)))
+
+    def __str__(self) -> str:
+        nodes = self.nodes()
+        cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+        return f"Ray cluster of {len(nodes)} nodes, {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
 
     def examine(self, nodes: Sequence[Node], folder: Path) -> None:
         """Refuse nodes with other versions of the packages, and nodes that do not see a folder."""
@@ -313,6 +339,7 @@ class Workers:
             "dtype": torch.get_default_dtype(),
             "threads": task.need.cpus,
             "folder": os.getcwd(),
+            "path": [entry for entry in sys.path if entry and "-packages" not in entry],
             "environment": {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)},
             "version": _versions(),
         }
@@ -371,7 +398,7 @@ class _Lost(Exception):
     """The worker of a task is gone, or its result."""
 
     def __init__(self, reason: BaseException, *, memory: bool) -> None:
-        super().__init__(_first_line(reason))
+        super().__init__(_first_line(reason).partition(". ")[0].rstrip(".") + ".")
         self.memory = memory
 
 
@@ -391,7 +418,8 @@ class _Attempts:
                 "%s has lost its worker and begins again elsewhere, from its checkpoint: %s", self.task.name, lost
             )
             return
-        told = f"{self.task.name} has lost its worker {self.number} times without coming further: {lost}"
+        times = "once" if self.number == 1 else f"{self.number} times"
+        told = f"{self.task.name} has lost its worker {times} without coming further: {lost}"
         if lost.memory and self.task.on_lost is not None:
             raise self.task.on_lost(told) from lost
         raise ClusterError(f"{told} Was it killed for want of memory? What is finished is kept.") from lost
@@ -435,6 +463,23 @@ def _perform(
 
 
 @contextmanager
+def left_by_others(folder: Path) -> Iterator[None]:
+    """A block that begins when no other worker is in a folder: one that counts as lost may live on a while."""
+    make_folder("folder", folder)
+    until = time.monotonic() + _SECONDS_TO_LEAVE
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder, wait=False))
+                break
+            except BlockingIOError as reason:
+                if time.monotonic() > until:
+                    raise StorageError(f"{folder} is still in use by another worker, of {reason}.") from None
+            time.sleep(0.2)
+        yield
+
+
+@contextmanager
 def _as_at_home(setup: Mapping[str, Any]) -> Iterator[None]:
     """A block with the settings of the process that gave the task; workers do one task after the other."""
     dtype, threads, folder = torch.get_default_dtype(), torch.get_num_threads(), os.getcwd()
@@ -443,6 +488,7 @@ def _as_at_home(setup: Mapping[str, Any]) -> Iterator[None]:
         torch.set_default_dtype(setup["dtype"])
         torch.set_num_threads(setup["threads"])
         os.environ.update(setup["environment"])
+        sys.path += [entry for entry in setup["path"] if entry not in sys.path]  # files beside the script, if seen here
         with suppress(OSError):  # another machine may not have it
             os.chdir(setup["folder"])
         yield
@@ -459,18 +505,13 @@ def _received(ray: Any, reference: Any, node: str) -> Any:
     try:
         return ray.get(reference)
     except Exception as reason:
-        cause: BaseException | None = reason
-        while cause is not None and not isinstance(cause, ImportError):
-            cause = cause.__cause__ or cause.__context__
-        words = _first_line(cause or reason)
-        if cause is None and "No module named" not in str(reason):
+        absent = re.search(r"No module named '[\w.]+'", str(reason))
+        if absent is None:
             raise
-        if cause is None:
-            words = next(line for line in str(reason).splitlines() if "No module named" in line).strip()
         raise ClusterError(
-            f"node {node} lacks what the training refers to ({words}). Install it on all nodes. Is it a file beside "
-            "the script? Submit the folder with it: `ray job submit --working-dir . -- python train.py`."
-        ) from reason
+            f"node {node} lacks what the training refers to ({absent[0]}). Install it on all nodes. Is it a file "
+            "beside the script? Submit the folder with it: `ray job submit --working-dir . -- python train.py`."
+        ) from None
 
 
 class _Reporter:

@@ -4,7 +4,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,8 +28,6 @@ from dissensus.randomness import drawn_seed, seeded
 from dissensus.storage import (
     OtherFormat,
     StorageError,
-    locked,
-    make_folder,
     read_folder,
     read_record,
     write_folder,
@@ -38,7 +35,7 @@ from dissensus.storage import (
 )
 from dissensus.train.bar import displayed
 from dissensus.train.checkpoint import FORMATS, checkpoints_in, refuse_other, reserved, train
-from dissensus.train.cluster import PROCESS_BYTES, Need, Node, RayCluster, Task, Workers, connected
+from dissensus.train.cluster import PROCESS_BYTES, Need, RayCluster, Task, Workers, connected, left_by_others
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
@@ -63,7 +60,6 @@ from dissensus.train.sweep_result import Group, Outcome, Sweep
 
 log = logging.getLogger("dissensus")
 
-_SECONDS_TO_LEAVE = 120.0
 KIND = "dissensus.sweep"
 """Of the folder that holds the generators of a sweep's sources at its beginning."""
 
@@ -568,28 +564,11 @@ def _train_there(recipe: Recipe, part: Part, *, report: OnProgress) -> _Trained:
     sources = sources_at_beginning(recipe.initial.device, recipe.data, recipe.unlabelled, recipe.validation)
     if sources is not None:
         _keep_beginning(sources, recipe.checkpoint)
-    with _left_by_others(part.folder(recipe.checkpoint)):
+    with left_by_others(part.folder(recipe.checkpoint)):
         engine = _trained(recipe, part, sources, report)
     tensors = {name: tensor.detach().cpu() for name, tensor in stored_tensors(engine.body).items()}
     outcomes = _outcomes(engine, part.numbers)
     return _Trained(tensors, outcomes, engine.body.channels_last, engine.body.by_rule)
-
-
-@contextmanager
-def _left_by_others(folder: Path) -> Iterator[None]:
-    """A block that begins when nobody else trains in a folder: a worker that counts as lost may live on a while."""
-    make_folder("checkpoint", folder)
-    until = time.monotonic() + _SECONDS_TO_LEAVE
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(folder, wait=False))
-                break
-            except BlockingIOError as reason:
-                if time.monotonic() > until:
-                    raise StorageError(f"{folder} is still in use by another worker, of {reason}.") from None
-            time.sleep(0.2)
-        yield
 
 
 def _trained_on(
@@ -606,7 +585,7 @@ def _trained_on(
         parts = _parts(recipe, functools.partial(_spread, workers, recipe, shared, need))
         if sources is not None:
             _keep_beginning(sources, checkpoint)
-        need = replace(need, cpus=cluster.cpus or _cores(workers.fitting(need), len(parts)))
+        need = replace(need, cpus=workers.cores(need, len(parts)))
         tasks = [_task(recipe, part, need, checkpoint) for part in parts]
         total = None if progress is None else _Total(progress, recipe, parts)
         trained: dict[int, _Trained] = {}
@@ -653,11 +632,6 @@ def _spread(workers: Workers, recipe: Recipe, shared: Any, need: Need, groups: l
         blocks += [_Block(part.tolist(), size.bytes) for part in cut]
         log.info("%d runs, about %s each, in %d blocks", len(group), memory.mebibytes(size.bytes), len(cut))
     return blocks
-
-
-def _cores(nodes: Sequence[Node], tasks: int) -> int:
-    """Cores of a task, where there are fewer tasks than cores."""
-    return max(1, int(min(node.cpus for node in nodes)) // -(-tasks // len(nodes)))
 
 
 def _data_bytes(recipe: Recipe) -> int:
