@@ -55,7 +55,7 @@ from dissensus.studies.spec import Spec, SpecError, changed_file, on_data, resol
 from dissensus.studies.validation import check, missing
 from dissensus.studies.workers import submit, worker_pool
 from dissensus.train import RayCluster
-from dissensus.train.cluster import Need, Task, Workers, connected, left_by_others
+from dissensus.train.cluster import Need, Task, Workers, check_seen, connected, left_by_others
 
 log = logging.getLogger("dissensus")
 
@@ -351,7 +351,7 @@ def _work_there(
     if not tasks:
         return
     need = Need(1, workers.cluster.gpus if context.device.type == "cuda" else 0.0)
-    workers.examine(workers.fitting(need), context.folder)
+    workers.examine(workers.fitting(need), context.folder, "root")
     need = replace(need, cpus=workers.cores(need, len(tasks)))
     silent = replace(context, progress=no_progress)
     named = {"procedure": step.run, "measures": context.measures, "catalogue": context.catalogue}
@@ -382,6 +382,7 @@ def _task(number: int, task: Any, context: StudyContext, need: Need) -> Task:
 def _do_there(shared: Any, number: int, folder: Path | None, *, report: Any) -> None:  # noqa: ARG001
     """Do one task of a step, by a worker."""
     run, tasks, context = shared
+    check_seen("root", context.folder / "spec.toml")
     with ExitStack() as stack:
         if folder is not None:
             stack.enter_context(left_by_others(folder))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -58,7 +58,7 @@ class RayCluster:
             this process is connected to already, that of the variable ``RAY_ADDRESS``, or one that runs on this
             machine. If there is none, a cluster of this machine alone is started, and stopped at the end.
         cpus: Cores of a task. None: one, or more where there are fewer tasks than cores.
-        gpus: GPUs of a task that trains on ``"cuda"``. With 0.5, two tasks share a GPU.
+        gpus: Share of a GPU of a task that trains on ``"cuda"``. With 0.5, two tasks share a GPU.
         attempts: How often a task is begun without coming further than before, until its loss is an error.
     """
 
@@ -72,9 +72,7 @@ class RayCluster:
             _check_address(self.address)
         if self.cpus is not None:
             checks.count("cpus", self.cpus)
-        checks.number("gpus", self.gpus, 0, open_low=True)
-        if self.gpus > 1 and self.gpus != int(self.gpus):
-            checks.refuse("gpus", "be a whole number, or a share of one GPU", self.gpus)
+        checks.number("gpus", self.gpus, 0, 1, open_low=True)
         checks.count("attempts", self.attempts)
 
     @classmethod
@@ -154,7 +152,7 @@ def connected(cluster: RayCluster) -> Iterator["Workers"]:
         import ray
     except ImportError:
         raise ImportError("a cluster needs Ray: pip install 'dissensus[ray]'") from None
-    mine = not ray.is_initialized()
+    mine, variables = not ray.is_initialized(), set(os.environ)
     if mine:
         _connect(ray, cluster.address)
     elif cluster.address not in (None, "auto", "local") and not _is_at(
@@ -168,6 +166,8 @@ def connected(cluster: RayCluster) -> Iterator["Workers"]:
     finally:
         if mine:
             ray.shutdown()
+            for name in set(os.environ) - variables:  # which Ray sets for its own processes
+                del os.environ[name]
 
 
 def _is_at(connected: str, address: str) -> bool:
@@ -200,7 +200,7 @@ def _connect(ray: Any, address: str | None) -> None:
                     raise
                 ray.init(address="local", include_dashboard=False, **quietly)
                 log.info("there is no Ray cluster: one of this machine alone was started. %s.", _START)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as reason:
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as reason:
             where = "on this machine" if address in (None, "auto") else f"at {address}"
             fix = "The script runs on a machine of the cluster, which joins it by `ray start --address=HOST:PORT`"
             raise ClusterError(f"the Ray cluster {where} cannot be used: {reason} {fix}; {_START}.") from reason
@@ -248,8 +248,8 @@ class Workers:
         cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
         return f"Ray cluster of {len(nodes)} nodes, {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
 
-    def examine(self, nodes: Sequence[Node], folder: Path) -> None:
-        """Refuse nodes with other versions of the packages, and nodes that do not see a folder."""
+    def examine(self, nodes: Sequence[Node], folder: Path, argument: str) -> None:
+        """Refuse nodes with other versions of the packages, and nodes that do not see a folder, an argument."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         token = folder / f".cluster-{secrets.token_hex(8)}"
@@ -275,9 +275,7 @@ class Workers:
                     continue
                 _check_versions(node.name, told)
                 if told["token"] != token.name:
-                    fix = "Take a folder of a network file system."
-                    requirement = "be a folder that all nodes of the cluster see"
-                    checks.refuse("checkpoint", requirement, f"{folder}, which node {node.name} does not see", fix)
+                    _refuse_unseen(argument, folder, node.name)
         finally:
             token.unlink(missing_ok=True)
 
@@ -460,6 +458,17 @@ def _perform(
     finally:
         log.removeHandler(records)
     return _Outcome(value, error, trace, records.told, node)
+
+
+def check_seen(argument: str, file: Path) -> None:
+    """Refuse the folder of a file that is not seen on this node, which has joined the cluster late."""
+    if not file.is_file():
+        _refuse_unseen(argument, file.parent, socket.gethostname())
+
+
+def _refuse_unseen(argument: str, folder: Path, node: str) -> NoReturn:
+    fix = "Take a folder of a network file system."
+    checks.refuse(argument, "be a folder that all nodes see", f"{folder}, which node {node} does not see", fix)
 
 
 @contextmanager

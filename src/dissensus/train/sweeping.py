@@ -35,7 +35,16 @@ from dissensus.storage import (
 )
 from dissensus.train.bar import displayed
 from dissensus.train.checkpoint import FORMATS, checkpoints_in, refuse_other, reserved, train
-from dissensus.train.cluster import PROCESS_BYTES, Need, RayCluster, Task, Workers, connected, left_by_others
+from dissensus.train.cluster import (
+    PROCESS_BYTES,
+    Need,
+    RayCluster,
+    Task,
+    Workers,
+    check_seen,
+    connected,
+    left_by_others,
+)
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
@@ -248,6 +257,11 @@ def sweep(
     if not is_source(data):
         x, y, folds = end_to_end("data", [conversion.pair(fold) for fold in folds_of(data)])
         train_data, place = (x, y), first_tensor(x).device
+        if workers is not None and place.type != "cpu":
+            fix = "Use .cpu(): `device` is that of the workers."
+            checks.refuse(
+                "data", "be on the CPU with `cluster`, which sends it to the workers", f"the device {place}", fix
+            )
         dtypes = [tensor.dtype for tensor in calls.tensors(x) if tensor.is_floating_point()]
         conversion = conversion._replace(dtype=dtypes[0] if dtypes else conversion.dtype)
     if not is_source(validation) and isinstance(validation, tuple | list):
@@ -561,6 +575,7 @@ def _size_there(recipe: Recipe, group: list[int], *, report: Any) -> _Size:  # n
 def _train_there(recipe: Recipe, part: Part, *, report: OnProgress) -> _Trained:
     """Train a part, or go on with it, by a worker."""
     assert recipe.checkpoint is not None
+    check_seen("checkpoint", recipe.checkpoint.folder / "plan.json")
     sources = sources_at_beginning(recipe.initial.device, recipe.data, recipe.unlabelled, recipe.validation)
     if sources is not None:
         _keep_beginning(sources, recipe.checkpoint)
@@ -580,7 +595,7 @@ def _trained_on(
     sources = sources_at_beginning(torch.device("cpu"), recipe.data, recipe.unlabelled, recipe.validation)
     need = Need(1, cluster.gpus if recipe.initial.device.type == "cuda" else 0.0, PROCESS_BYTES + _data_bytes(recipe))
     with connected(cluster) as workers:
-        workers.examine(workers.fitting(need), checkpoint.folder)
+        workers.examine(workers.fitting(need), checkpoint.folder, "checkpoint")
         shared = workers.share(recipe, _sent(recipe))
         parts = _parts(recipe, functools.partial(_spread, workers, recipe, shared, need))
         if sources is not None:
@@ -622,7 +637,9 @@ def _spread(workers: Workers, recipe: Recipe, shared: Any, need: Need, groups: l
     tasks = [Task(_size_there, (group,), f"the size of {len(group)} runs", need) for group in groups]
     workers.run(tasks, shared, sizes.__setitem__)
     slots = [node.slots(need) for node in workers.fitting(need)]
-    beside = max(slots) if recipe.max_memory is None else 1
+    beside = 1  # tasks that share the memory which was measured
+    if recipe.max_memory is None:
+        beside = int(1 / need.gpus) if need.gpus else max(slots)
     runs, blocks = sum(map(len, groups)), list[_Block]()
     for place, group in enumerate(groups):
         size = sizes[place]
