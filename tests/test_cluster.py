@@ -102,6 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
     "folds": {"source": [data(), data()], "grid": {"fold": [0, 1], "beta": [0.5]}, "optimizer": "sgd", "lr": 0.1},
     "a loader": {"source": loader, "batch_size": 8},
     "bagging": {"bootstrap": True, "objective": partial(ds.objectives.independent, loss="squared_error"), "grid": [{}]},
+    "members that share": {"shared": "0.*", "shared_lr": 0.02, "backend": "loop"},
     "a run that diverges": {"objective": diverging},
 }
 

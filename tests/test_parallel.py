@@ -1,5 +1,13 @@
-"""Members over several processes give what one process gives, to rounding."""
+"""Members over several processes give what one process gives, to rounding.
 
+Processes are started once for each number of ranks; they do all jobs, one after the other, and store what came out.
+"""
+
+import logging
+import shutil
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from recording import Captures, Pieces, recorded
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 import dissensus as ds
 from dissensus import objectives
-from dissensus.train import Convergence
+from dissensus.train import Convergence, capture, recipe
+from dissensus.train.checkpoint import checkpoints_in
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
@@ -20,6 +30,8 @@ pytestmark = pytest.mark.skipif(
 MEMBERS = 5
 JOINT = partial(objectives.joint, loss="cross_entropy", pool="probability")
 INDEPENDENT = partial(objectives.independent, loss="cross_entropy")
+ATTACK = ds.train.AdversarialTraining(0.1, steps=2, box=(-9.0, 9.0), norm="l2")
+"""Without signs, which would make large differences of rounded gradients."""
 
 
 def _network() -> nn.Module:
@@ -33,45 +45,106 @@ def _regressor() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
 
 
+class _Attention(nn.Module):
+    """Dropout of attention weights, of functions and of whole examples; statistics of no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(1, 8), nn.Linear(8, 7)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.drop, self.norm = nn.Dropout1d(0.2), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x.unsqueeze(-1))
+        x = self.norm(x + self.drop(self.attention(x, x, x, need_weights=False)[0]))
+        return self.head(torch.nn.functional.dropout(x.mean(1), 0.2, self.training))
+
+
+def _attention() -> nn.Module:
+    return _Attention().double()
+
+
+_base = [_regressor()]
+
+
+def _adapted() -> nn.Module:
+    return ds.adapters.batch_ensemble(_base[0])
+
+
 def _data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 4, generator=generator, dtype=torch.float64)
     return x, torch.randint(7, (40,), generator=generator), torch.randn(16, 4, generator=generator, dtype=torch.float64)
 
 
+def _jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def _same(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x
+
+
+REGRESSION = {"gradient_adjusted", "negative_correlation", "shared", "shared sum"}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    **dict.fromkeys(REGRESSION, _regressor),
+    **dict.fromkeys(("shared", "shared sum"), _adapted),
+    "attention": _attention,
+}
+
+
 def _cases() -> dict[str, tuple[Any, dict[str, Any]]]:
     """Objective and settings of every case; five epochs of four steps are twenty steps."""
     held_out = _data()[:2]
+    squared = partial(objectives.augmented, beta=0.5, loss="squared_error", pool="score")
+    augmented = partial(objectives.augmented, beta=0.5, loss="cross_entropy", pool="probability")
+    unlabelled = {"unlabelled": _data()[2]}
     return {
         "independent": (INDEPENDENT, {}),
-        "augmented": (partial(objectives.augmented, beta=0.5, loss="cross_entropy", pool="probability"), {}),
+        "augmented": (augmented, {}),
         "joint": (JOINT, {}),
         "adp": (partial(objectives.adp, alpha=1.0, beta=0.5), {}),
         "ldr": (partial(objectives.ldr, strength=0.3), {}),
-        "a2d": (partial(objectives.a2d, strength=0.3), {"unlabelled": _data()[2]}),
+        "a2d": (partial(objectives.a2d, strength=0.3), unlabelled),
+        "divdis": (partial(objectives.divdis, strength=0.3), unlabelled),
         "gradient_adjusted": (partial(objectives.gradient_adjusted, alpha=0.5), {}),
         "negative_correlation": (partial(objectives.negative_correlation, strength=0.3, loss="squared_error"), {}),
+        "draws": (partial(objectives.learner_dropout, loss="cross_entropy", pool="probability", drop=0.4), {}),
+        "sampled": (partial(objectives.ldr, strength=0.3), {"active_members": 2}),
+        "attacked": (JOINT, {"adversarial": ATTACK}),
+        "attacked apart": (INDEPENDENT, {"adversarial": replace(ATTACK, against="members")}),
+        "trades": (
+            partial(objectives.trades, strength=0.5),
+            {"adversarial": replace(ATTACK, beside=True, random_start=True)},
+        ),
+        "shared": (squared, {"ema": 0.9, "clip_norm": 0.5, "accumulate": 2}),
+        "shared sum": (squared, {"shared_gradient": "sum", "validation": 0.2}),
+        "attention": (augmented, {}),
         "rates of members": (JOINT, {"lr": [0.01, 0.02, 0.03, 0.04, 0.05], "clip_norm": 0.5, "ema": 0.9}),
+        "own optimizer": (JOINT, {"optimizer": partial(torch.optim.NAdam, lr=0.01), "lr": None}),
+        "momentum": (JOINT, {"optimizer": "sgd", "momentum": [0.0, 0.0, 0.0, 0.9, 0.5]}),
         "frozen": (JOINT, {"frozen": [3, 4]}),
         "converged": (INDEPENDENT, {"freeze": Convergence(patience=1, tolerance=0.2)}),
         "early stopping": (JOINT, {"validation": held_out, "patience": 1, "min_delta": 0.15}),
         "frozen, validated": (JOINT, {"validation": held_out, "frozen": [0, 1, 2]}),
-        "each member": (
-            INDEPENDENT,
-            {"validation": held_out, "watch": "member", "patience": 1, "min_delta": 0.15},
-        ),
+        "each member": (INDEPENDENT, {"validation": held_out, "watch": "member", "patience": 1, "min_delta": 0.15}),
         "callback": (JOINT, {"callbacks": [lambda entry: entry["epoch"] == 2]}),
-        "bagging": (INDEPENDENT, {"bootstrap": True}),
+        "bagging": (INDEPENDENT, {"bootstrap": True, "accumulate": 2}),
+        "augmentations": (JOINT, {"augment": [_jitter, _same, _jitter, _same, _jitter]}),
     }
 
 
-def _trained(name: str, parallel: Any) -> tuple[dict[str, torch.Tensor], ds.History]:
+def _trained(
+    name: str, parallel: Any, backend: str = "auto", **more: Any
+) -> tuple[dict[str, torch.Tensor], ds.History]:
     objective, settings = _cases()[name]
     x, y, _ = _data()
-    regression = name in ("gradient_adjusted", "negative_correlation")
-    ens = ds.Ensemble(_regressor if regression else _network, members=MEMBERS, seed=1)
-    targets = x[:, :1].sin() if regression else y
-    settings = {"lr": 0.02, **settings}
+    shared = ds.adapters.SHARED if name.startswith("shared") else None
+    torch.manual_seed(0)
+    _base[0] = _regressor()
+    ens = ds.Ensemble(NETWORKS.get(name, _network), MEMBERS, 1, backend, shared=shared)
+    targets = x[:, :1].sin() if name in REGRESSION else y
+    settings = {"lr": 0.02, **settings, **more}
     history = ds.fit(ens, (x, targets), objective, epochs=5, batch_size=10, seed=3, parallel=parallel, **settings)
     return dict(ens.state_dict()), history
 
@@ -86,93 +159,222 @@ def _diverged(parallel: Any) -> tuple[str, list[int]]:
     return told.value.part, told.value.members
 
 
-def _join(rank: int, size: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+class _Breaks:
+    """Breaks training off after one epoch and a half."""
+
+    def on_step(self, entry: dict[str, Any]) -> None:
+        if entry["step"] == 6:
+            raise KeyboardInterrupt
 
 
-def _rank(rank: int, size: int, folder: str, names: list[str]) -> None:
-    _join(rank, size, folder)
-    results = {name: _trained(name, "members") for name in names}
-    torch.save((results, _diverged("members")), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+CHECKPOINTED = ("joint", "shared", "each member", "own optimizer", "bagging", "sampled")
 
 
-def _check(size: int, folder: Path, names: list[str]) -> None:
-    spawn(_rank, (size, str(folder), names), size)
-    ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
-    for name in names:
-        tensors, history = _trained(name, None)
-        for results, _ in ranks:
-            own, record = results[name]
-            for key, tensor in tensors.items():
-                torch.testing.assert_close(own[key], tensor, rtol=1e-9, atol=1e-11, msg=f"{name}: {key} differs")
-            assert record == ranks[0][0][name][1], name
-            assert record.steps == history.steps, name
-            assert (record.best_epoch, record.frozen_at) == (history.best_epoch, history.frozen_at), name
-            assert (record.stopped_early, record.stopped_by) == (history.stopped_early, history.stopped_by), name
-            for mine, expected in zip(record.epochs, history.epochs, strict=True):
-                assert mine.keys() == expected.keys()
-                for key in mine.keys() - {"seconds"}:
-                    assert mine[key] == pytest.approx(expected[key], rel=1e-8), (name, key)
-    told = _diverged(None)
-    assert all(own == told for _, own in ranks)
+def _broken_off(name: str, parallel: Any, folder: Path) -> str:
+    with pytest.raises((KeyboardInterrupt, ds.train.RankFailed)) as told:
+        _trained(name, parallel, checkpoint=folder / name, checkpoint_seconds=0, callbacks=[_Breaks()])
+    return f"{told.typename}: {told.value}"
 
 
-def test_five_members_on_two_ranks(tmp_path: Path) -> None:
-    _check(2, tmp_path, list(_cases()))
+def _resumed(name: str, parallel: Any, folder: Path) -> tuple[dict[str, torch.Tensor], ds.History]:
+    return _trained(name, parallel, checkpoint=folder / name, checkpoint_seconds=0, resume=True)
 
 
-@pytest.mark.slow
-def test_five_members_on_four_ranks(tmp_path: Path) -> None:
-    _check(4, tmp_path, ["joint", "ldr", "each member", "rates of members"])
+def _captured(name: str, *, pieces: bool) -> tuple[Any, int]:
+    """A training whose steps are recorded and replayed, with collectives inside or between them."""
+    counts, before = Captures(Pieces.capture if pieces else recorded), recipe.graph_steps
+    recipe.graph_steps = lambda engine: capture.GraphSteps(lambda: counts)
+    try:
+        return _trained(name, "members", "loop"), counts.replays
+    finally:
+        recipe.graph_steps = before
 
 
-def test_without_torchrun_nothing_changes() -> None:
-    one, other = _trained("joint", None), _trained("joint", "members")
-    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
-
-
-def test_several_processes_per_member_are_refused() -> None:
-    with pytest.raises(ValueError, match="`parallel` must be 'members' or None"):
-        _trained("joint", "members+data")
-
-
-def _failing(rank: int, size: int, folder: str) -> None:
-    _join(rank, size, folder)
+def _failing(*, here: bool) -> str:
+    """What a training ends with whose objective fails on one rank."""
     x, y, _ = _data()
 
     def objective(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
-        if rank == 1:
+        if here:
             raise ValueError("no more paper")
         return JOINT(outputs, targets)
 
     try:
         ds.fit(ds.Ensemble(_network, members=MEMBERS), (x, y), objective, epochs=2, parallel="members")
     except Exception as reason:
-        Path(folder, f"{rank}.txt").write_text(f"{type(reason).__name__}: {reason}")
+        return f"{type(reason).__name__}: {reason}"
+    return ""
 
 
-def _refused(rank: int, size: int, folder: str) -> None:
-    _join(rank, size, folder)
+def _refused(size: int) -> None:
     x, y, _ = _data()
-    with pytest.raises(ValueError, match="`active_members` must be left out"):
-        ds.fit(ds.Ensemble(_network), (x, y), JOINT, epochs=1, active_members=2, parallel="members")
-    with pytest.raises(ValueError, match="2 processes, 1 members"):
-        ds.fit(ds.Ensemble(_network, members=1), (x, y), JOINT, epochs=1, parallel="members")
-    Path(folder, f"refused-{rank}").touch()
+    run = partial(ds.fit, data=(x, y), objective=JOINT, epochs=1)
+    with pytest.raises(ValueError, match="`sequential` must be left out with parallel='members'"):
+        run(ds.Ensemble(_network), sequential=True, parallel="members")
+    with pytest.raises(ValueError, match=f"{size} processes, 1 members"):
+        run(ds.Ensemble(_network, members=1), parallel="members")
+    mixed = ds.Ensemble.from_modules([_network(), nn.Linear(4, 7).double()])
+    with pytest.raises(ValueError, match="members of one architecture with parallel='members'"):
+        run(mixed, parallel="members")
+    masked = ds.masks.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7)).double(), 4, 2.0)
+    with pytest.raises(ValueError, match="members of their own weights with parallel='members'; got a Masked network"):
+        run(masked, parallel="members")
+
+
+def _join(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("dissensus").setLevel(logging.ERROR)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+
+
+def _done(jobs: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What came out of all jobs; the words of an error where one did not succeed, so that the others are done."""
+    results: dict[str, Any] = {}
+    for name, job in jobs.items():
+        try:
+            results[name] = job()
+        except Exception:
+            results[name] = traceback.format_exc()
+    return results
+
+
+def _two(rank: int, folder: str) -> None:
+    _join(rank, 2, folder)
+    place = Path(folder)
+    jobs: dict[str, Callable[[], Any]] = {f"case/{name}": partial(_trained, name, "members") for name in _cases()}
+    jobs["diverged"] = partial(_diverged, "members")
+    for name in ("joint", "shared", "attention"):
+        for pieces in (False, True):
+            jobs[f"captured/{name}/{pieces}"] = partial(_captured, name, pieces=pieces)
+    for name in CHECKPOINTED:
+        jobs[f"broken off/{name}"] = partial(_broken_off, name, "members", place / "two")
+        jobs[f"resumed/{name}"] = partial(_resumed, name, "members", place / "one")
+    jobs["refused"] = partial(_refused, 2)
+    jobs["failed"] = partial(_failing, here=rank == 1)
+    torch.save(_done(jobs), place / f"{rank}.pt")
     dist.destroy_process_group()
 
 
-def test_a_rank_that_fails_tells_the_others(tmp_path: Path) -> None:
-    spawn(_failing, (2, str(tmp_path)), 2)
-    assert (tmp_path / "1.txt").read_text() == "ValueError: no more paper"
-    told = (tmp_path / "0.txt").read_text()
-    assert told.startswith("RankFailed")
-    assert "rank 1: ValueError: no more paper" in told
+def _four(rank: int, folder: str) -> None:
+    _join(rank, 4, folder)
+    names = ("joint", "ldr", "each member", "sampled")
+    jobs: dict[str, Callable[[], Any]] = {f"case/{name}": partial(_trained, name, "members") for name in names}
+    for name in CHECKPOINTED:
+        jobs[f"resumed/{name}"] = partial(_resumed, name, "members", Path(folder) / "two")
+    torch.save(_done(jobs), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _results(function: Callable[..., None], size: int, folder: Path) -> list[dict[str, Any]]:
+    spawn(function, (str(folder),), size)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ranks meet, with checkpoints of trainings that one process has begun."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for name in CHECKPOINTED:
+        _broken_off(name, None, folder / "one")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> list[dict[str, Any]]:
+    """What each of two ranks has made of all jobs."""
+    return _results(_two, 2, folder)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[[str], tuple[dict[str, torch.Tensor], ds.History]]:
+    """What one process makes of a case."""
+    known: dict[str, Any] = {}
+
+    def of(name: str) -> Any:
+        if name not in known:
+            known[name] = _trained(name, None)
+        return known[name]
+
+    return of
+
+
+def _check(actual: Any, expected: Any, others: Any) -> None:
+    """Equal weights to rounding, and histories that agree in everything but seconds; the same on all ranks."""
+    assert not isinstance(actual, str), actual
+    (own, record), (tensors, history) = actual, expected
+    for key, tensor in tensors.items():
+        torch.testing.assert_close(own[key], tensor, rtol=1e-9, atol=1e-11, msg=lambda words, k=key: f"{k}: {words}")
+    assert record == others[1]
+    assert record.steps == history.steps
+    assert (record.best_epoch, record.frozen_at) == (history.best_epoch, history.frozen_at)
+    assert (record.stopped_early, record.stopped_by) == (history.stopped_early, history.stopped_by)
+    for mine, entry in zip(record.epochs, history.epochs, strict=True):
+        assert mine.keys() == entry.keys()
+        for key in mine.keys() - {"seconds"}:
+            assert mine[key] == pytest.approx(entry[key], rel=1e-8, nan_ok=True), key
+
+
+@pytest.mark.parametrize("name", list(_cases()))
+def test_five_members_on_two_ranks_equal_one_process(name, two, expected):
+    for results in two:
+        _check(results[f"case/{name}"], expected(name), two[0][f"case/{name}"])
+
+
+def test_a_failure_on_one_rank_is_told_on_all(two):
+    told = _diverged(None)
+    assert all(results["diverged"] == told for results in two)
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("name", ["joint", "shared", "attention"])
+def test_captured_steps_hold_collectives_or_leave_them_to_the_host(name, pieces, two, expected):
+    for results in two:
+        trained, replays = results[f"captured/{name}/{pieces}"]
+        _check(trained, expected(name), two[0][f"captured/{name}/{pieces}"][0])
+        assert replays > 10
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_two_ranks_go_on_from_a_checkpoint_of_one_process(name, two, expected):
+    for results in two:
+        _check(results[f"resumed/{name}"], expected(name), two[0][f"resumed/{name}"])
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_one_process_goes_on_from_a_checkpoint_of_two_ranks(name, two, expected, folder, tmp_path):
+    assert two[0][f"broken off/{name}"].startswith("KeyboardInterrupt")
+    assert "rank 0: KeyboardInterrupt" in two[1][f"broken off/{name}"]
+    newest = checkpoints_in(folder / "two" / name)[-1]
+    assert len(list(newest.glob("weights-*"))) == 2
+    shutil.copytree(folder / "two" / name, tmp_path / name)
+    resumed = _resumed(name, None, tmp_path)
+    _check(resumed, expected(name), resumed)
 
 
 @pytest.mark.slow
-def test_what_ranks_do_not_take_is_refused(tmp_path: Path) -> None:
-    spawn(_refused, (2, str(tmp_path)), 2)
-    assert len(list(tmp_path.glob("refused-*"))) == 2
+def test_four_ranks_go_on_from_a_checkpoint_of_two(two, expected, folder):
+    (folder / "meeting").unlink(missing_ok=True)
+    four = _results(_four, 4, folder)
+    for results in four:
+        for name, result in results.items():
+            _check(result, expected(name.partition("/")[2]), four[0][name])
+
+
+def test_what_ranks_do_not_take_is_refused(two):
+    assert all(results["refused"] is None for results in two), two[0]["refused"]
+
+
+def test_a_rank_that_fails_tells_the_others(two):
+    assert two[1]["failed"] == "ValueError: no more paper"
+    assert two[0]["failed"].startswith("RankFailed")
+    assert "rank 1: ValueError: no more paper" in two[0]["failed"]
+
+
+def test_without_torchrun_nothing_changes():
+    one, other = _trained("joint", None), _trained("joint", "members")
+    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+
+
+def test_other_words_are_refused():
+    with pytest.raises(ValueError, match="`parallel` must be one of 'members', 'members\\+data'; got 'data'"):
+        _trained("joint", "data")

@@ -37,7 +37,7 @@ def with_head():
 
 BUILDS = {"lora": with_lora, "head": with_head}
 every_build = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-every_backend = pytest.mark.parametrize("backend", ["loop", "vmap", "streams", "auto"])
+every_backend = pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams", "auto"])
 
 
 def data(n=24):
@@ -807,14 +807,17 @@ def test_constants_beside_frozen_layers_are_shared():
             self.trunk = nn.Sequential(nn.Linear(4, 5)).requires_grad_(False)
             self.trunk.register_buffer("positions", torch.arange(5), persistent=False)
             self.trunk.register_buffer("count", torch.zeros(()))
+            self.trunk.add_module("rotary", nn.Module())
+            self.trunk.rotary.register_buffer("frequencies", torch.ones(5), persistent=False)
+            self.aside = nn.Module()
+            self.aside.register_buffer("constant", torch.ones(5), persistent=False)
             self.head = nn.Linear(5, 3)
 
         def forward(self, x):
-            return self.head(self.trunk(x) + self.trunk.positions)
+            return self.head(self.trunk[0](x) + self.trunk.positions)
 
     shared = ds.Ensemble(Network, M, shared="frozen").shared
-    assert "trunk.positions" in shared
-    assert "trunk.count" not in shared
+    assert set(shared) == {"trunk.0.weight", "trunk.0.bias", "trunk.positions", "trunk.rotary.frequencies"}
 
 
 class Trunk(nn.Module):

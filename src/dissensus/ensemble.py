@@ -583,9 +583,15 @@ class Ensemble(nn.Module):
         return f"members={self.members}, seed={self.seed}, backend={self.backend!r}{shared}"
 
 
+SHARED_ROWS = "shared/rows"
+"""What members of each run of a sweep share and train, ``[R, P]``, in files; no parameter has such a name."""
+
+
 def stored_tensors(body: Body) -> dict[str, Tensor]:
-    """All tensors of a body: those of members, and those that they share."""
-    return {**body.tensors(), **body.shared_tensors()}
+    """All tensors of a body: those of members, and those that they share, of every run in a sweep."""
+    rows = getattr(body, "shared_rows", None)
+    of_runs = {} if rows is None else {SHARED_ROWS: rows}
+    return {**body.tensors(), **body.shared_tensors(), **of_runs}
 
 
 def _body_of(modules: Sequence[nn.Module]) -> Body:

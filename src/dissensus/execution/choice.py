@@ -44,7 +44,10 @@ class Choice(NamedTuple):
 
 
 Mode = tuple[object, ...]
-"""How members are used: the backend asked for, train or eval, with gradients or without, and where."""
+"""How members are used: the backend asked for, train or eval, with gradients or without, where, and in what precision.
+
+A backend that runs in float32 may fail under autocast: ``vmap`` has no rule for some operations on mixed dtypes.
+"""
 
 
 class Choices(dict[Mode, Choice]):

@@ -111,7 +111,7 @@ def fit(
     seed: int | None = 0,
     split_seed: int | None = None,
     twin: bool | Objective = False,
-    parallel: Literal["members"] | None = None,
+    parallel: Literal["members", "members+data"] | None = None,
 ) -> History:
     """Train the members of an ensemble in place.
 
@@ -338,11 +338,7 @@ def fit(
         refused = {
             "sequential": sequential or None,
             "twin": None if twin is False else "one",
-            "adversarial": adversarial,
-            "active_members": active_members,
             "max_memory": max_memory,
-            "checkpoint": checkpoint,
-            "accumulate": f"{accumulate} with `bootstrap`" if bootstrap and accumulate != 1 else None,
         }
         several = check_parallel(parallel, refused, members.body)
         of_twin = twin_objective(twin, members, objective)
@@ -403,7 +399,7 @@ def fit(
             if sequential:
                 history = one_by_one(train_recipe, recipe, on_progress, listeners)
             elif several:
-                history = train_in_ranks(recipe, on_progress, listeners)
+                history = train_in_ranks(recipe, on_progress, listeners, str(parallel))
             else:
                 history = train_recipe(recipe, on_progress, reference, listeners)
             members.in_bag = _in_bag(recipe, data, rows)
@@ -487,17 +483,21 @@ def train_recipe(
     return history
 
 
-def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None) -> History:
+def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None, parallel: str) -> History:
     """Train the ensemble of a recipe in several processes; each has all of its members at the end."""
     assert isinstance(recipe.initial, ExistingMembers)
     ensemble = recipe.initial.ensemble
-    with several_ranks(ensemble.members, ensemble.device) as ranks:
+    with several_ranks(ensemble.members, ensemble.device, parallel) as ranks:
         tell_of_split(ensemble.body, recipe.objective)
         engine = recipe.engine(
-            progress=progress if ranks.rank == 0 else None, callbacks=RankCallbacks(callbacks, ranks), ranks=ranks
+            progress=progress if ranks.first else None,
+            callbacks=RankCallbacks(callbacks, ranks),
+            checkpoint=recipe.checkpoint,
+            ranks=ranks,
         )
         ensemble.twin = None
-        train(engine)
+        with reserved(recipe.checkpoint if ranks.first else None):
+            train(engine)
         adopt(ensemble.body, engine.body, ranks)
         history = engine.history(0)
         if isinstance(history.best_epoch, list):

@@ -36,11 +36,11 @@ def checked_no_decay(no_decay: object) -> tuple[str, ...] | bool:
 
 
 def shared_decay_mask(body: Body, row: Tensor, no_decay: tuple[str, ...] | bool) -> Float[Tensor, "1 P"] | None:
-    """As `decay_mask`, for the row of parameters that members share."""
+    """As `decay_mask`, for the rows of parameters that members share; one row for all runs."""
     if not no_decay:
         return None
     entries = (BIAS, NORM) if no_decay is True else no_decay
-    mask = torch.ones_like(row)
+    mask = torch.ones_like(row[:1])
     norms, params = _norm_parameters(body), body.shared_trainable()
     with torch.no_grad():
         for name, view in body.shared_views(mask).items():

@@ -22,7 +22,7 @@ from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pa
 from dissensus.data.recognition import data_fingerprint
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
-from dissensus.ensemble import Ensemble, fresh_members
+from dissensus.ensemble import Ensemble, fresh_members, stored_tensors
 from dissensus.execution import Backend, Body, Choices, DifferentMembers, StackedMembers
 from dissensus.execution.backends import checked
 from dissensus.execution.sharing import Shared
@@ -111,24 +111,19 @@ class NewMembers:
         build = functools.partial(self.build, **runs[0].build)
         try:
             networks = (network for seed in seeds for network in fresh_members(build, seed, members))
-            drawn = StackedMembers.of(networks, self.shared, equal=len(seeds) > 1)
+            drawn = StackedMembers.of(networks, self.shared, members=members if len(seeds) > 1 else None)
         except DifferentMembers as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
         check_real(drawn.trainable())
         drawn.output = self.output
         body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
+        if len(seeds) == 1 < len(runs) and body.shared_trainable():
+            body.attach_shared(body.shared_packed().repeat(len(runs), 1))
         dtypes = {parameter.dtype for parameter in body.parameters() if parameter.is_floating_point()}
         if dtype.is_floating_point and len(dtypes) == 1 and dtypes != {dtype}:
             body = body.to(dtype)
         body.request_backend(self.backend)
         return body.to(self.device)
-
-    def trains_shared(self, run: Run) -> bool:
-        """Whether members of a run share parameters that are trained, so that it trains apart from other runs."""
-        if self.shared is None:
-            return False
-        build = functools.partial(self.build, **run.build)
-        return bool(StackedMembers.of(fresh_members(build, run.seed, 1), self.shared).shared_trainable())
 
     def member_numbers(self, run: Run) -> list[int]:
         """The numbers of a run's members, by which what is drawn for them is keyed."""
@@ -264,7 +259,8 @@ class Recipe:
     def _check_shared(self, body: Body) -> None:
         """Refuse settings that lose their meaning when parameters that members share are trained, or when none are."""
         if not body.shared_trainable():
-            self.shared.check_unused()
+            for run in self.runs:
+                self.shared.of_run(run.shared).check_unused()
             return
         refused = {
             "watch": "'member'" if self.validation_settings.watch == "member" else None,
@@ -313,7 +309,9 @@ class Recipe:
         settings = {
             "epochs": self.epochs,
             **(
-                {"batch_size": run.batch_size, "seed": run.seed} if existing else {"runs": [vars(r) for r in self.runs]}
+                {"batch_size": run.batch_size, "seed": run.seed}
+                if existing
+                else {"runs": [r.identity() for r in self.runs]}
             ),
             "optimizer": self.optimizer.name,
             "objective": self.objective,
@@ -448,7 +446,7 @@ class Recipe:
         tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
-        initial = None if checkpoint is None else initial_weights(body)
+        initial = None if checkpoint is None else initial_weights(body, ranks)
         check_bootstrap(objective, self.batches.bootstrap, body)
         state = self._state(runs, varying, body, self._class_weights(runs, rows), ranks)
         known = trained_loss(objective)
@@ -472,7 +470,7 @@ class Recipe:
             _tell_opaque({"network": opaque})
             networks.begin()
             state.python = {"settings": self._identified[1], "networks": networks}
-            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity})
+            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity}, ranks)
         return Engine(
             state=state,
             feed=feed,
@@ -496,7 +494,7 @@ class Recipe:
             callbacks=callbacks,
             checkpointer=checkpointer,
             ranks=ranks,
-            capture=graph_steps if ranks is None else None,
+            capture=graph_steps,
         )
 
     @functools.cached_property
@@ -594,6 +592,9 @@ class Recipe:
         own = self._member_optimizers(body, flat)
         optimizer = self._optimizer_columns(columns, body, flat, own)
         active = _active(self.frozen, members, device).repeat(len(runs))
+        momentum = optimizer.momentum
+        if ranks is not None:  # whether there is a velocity is the same in all processes
+            momentum = ranks.gathered(momentum)
         state = TrainState(
             body=body,
             flat=flat,
@@ -610,17 +611,19 @@ class Recipe:
             ),
             moments={}
             if own is not None
-            else optim.initial_moments(str(self.optimizer.name), flat, optimizer.momentum, optimizer.matrices),
+            else optim.initial_moments(str(self.optimizer.name), flat, momentum, optimizer.matrices),
             optimizers=own,
             average=None if self.updates.ema is None else WeightAverage(self.updates.ema, body, flat),
             accumulated=GradientAverage(flat) if self.updates.accumulate > 1 else None,
             shared=self._shared_weights(runs, body),
             active=active if ranks is None else active[ranks.own].clone(),
+            own=None if ranks is None else ranks.own,
             stopping=None
             if self.validation is None
             else EarlyStopping(body, flat, len(flat) // len(runs), self.validation_settings),
             freezing=Freezing.of(self.freeze, members, self.active_members),
         )
+        state.resting = not bool(active.all())  # members of other processes count too
         check_drawn(state)
         return state
 
@@ -629,26 +632,27 @@ class Recipe:
         self._check_shared(body)
         if not body.shared_trainable():
             return None
-        row, settings, (run,) = body.shared_packed(), self.optimizer, runs
-        hyper = {name: value for name, value in run.optimizer.items() if name != "clip_norm"}
-        if self.shared.lr is not None:
-            hyper["lr"] = self.shared.lr
+        rows, settings = body.shared_packed(), self.optimizer
+        own = [self.shared.of_run(run.shared) for run in runs]
+        hyper = {name: [run.optimizer[name] for run in runs] for name in runs[0].optimizer if name != "clip_norm"}
+        hyper["lr"] = [run.optimizer["lr"] if one.lr is None else one.lr for run, one in zip(runs, own, strict=True)]
         columns = optim.settings(
             {**hyper, "betas": settings.betas, "eps": settings.eps},
-            1,
-            row,
+            len(runs),
+            rows,
             nesterov=bool(settings.nesterov),
-            decayed=shared_decay_mask(body, row, settings.no_decay),
+            decayed=shared_decay_mask(body, rows, settings.no_decay),
         )
-        clip_norm = run.optimizer.get("clip_norm") if self.shared.clip_norm is None else self.shared.clip_norm
+        given = [one.clip_norm or run.optimizer.get("clip_norm") for run, one in zip(runs, own, strict=True)]
+        clip_norm = [largest for largest in given if largest is not None]  # all or none, as in `grouped`
         return SharedWeights(
-            flat=row,
+            flat=rows,
             settings=columns,
-            moments=optim.initial_moments(str(settings.name), row, columns.momentum),
-            clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, 1, row),
-            scale=1 / run.members if self.shared.gradient == "mean" else 1.0,
+            moments=optim.initial_moments(str(settings.name), rows, columns.momentum),
+            clip_norm=optim.column("clip_norm", clip_norm, len(runs), rows) if clip_norm else None,
+            scale=1 / runs[0].members if self.shared.gradient == "mean" else 1.0,
             ema=self.updates.ema,
-            accumulated=GradientAverage(row) if self.updates.accumulate > 1 else None,
+            accumulated=GradientAverage(rows) if self.updates.accumulate > 1 else None,
         )
 
     def _member_optimizers(self, body: Body, flat: Tensor) -> MemberOptimizers | None:
@@ -811,15 +815,20 @@ _interrupted: dict[str, str] = {}
 """Weights that interrupted trainings of this process have left, and those that they began with, as checksums."""
 
 
-def initial_weights(body: Body) -> str:
+def initial_weights(body: Body, ranks: Ranks | None = None) -> str:
     """A checksum of the weights before training; weights that an interrupted training has left stand for its own."""
-    weights = digest(*body.tensors().values(), *body.shared_tensors().values())
+    stored = stored_tensors(body)
+    if ranks is None:
+        weights = digest(*stored.values())
+    else:  # one tensor of all members at a time
+        own = body.tensors()
+        weights = digest(*(ranks.gathered(t.detach()) if name in own else t for name, t in stored.items()))
     return _interrupted.get(weights, weights)
 
 
 def note_interruption(body: Body, initial: str) -> None:
     """Note that a training which began with some weights was interrupted, so that it is resumed with its ensemble."""
-    _interrupted[digest(*body.tensors().values(), *body.shared_tensors().values())] = initial
+    _interrupted[digest(*stored_tensors(body).values())] = initial
 
 
 def _frozen_parameters(body: Body) -> str:

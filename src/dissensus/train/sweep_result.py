@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion
 from dissensus.calls import NetworkInputs, OutputChoice, network_inputs
-from dissensus.ensemble import Ensemble, stored_tensors
+from dissensus.ensemble import SHARED_ROWS, Ensemble, stored_tensors
 from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
 from dissensus.execution.out_of_memory import advising
@@ -310,6 +310,8 @@ class Sweep:
                 ) from reason
             body = first.subset([0] * (len(entry["runs"]) * entry["members"]))
             stored = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
+            if SHARED_ROWS in stored:
+                body.attach_shared(stored[SHARED_ROWS])
             storage.check_match(path, stored, {name: t.shape for name, t in stored_tensors(body).items()})
             for name, tensor in stored_tensors(body).items():
                 tensor.data = stored[name]

@@ -20,7 +20,7 @@ from dissensus.batch import Unpack
 from dissensus.calls import OutputChoice, first_tensor
 from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source, refuse_iterator
 from dissensus.data.splits import Split
-from dissensus.ensemble import stored_tensors
+from dissensus.ensemble import SHARED_ROWS, stored_tensors
 from dissensus.execution import Backend, Body, Choices
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import Shared
@@ -200,10 +200,10 @@ def sweep(
         backend: See `dissensus.Ensemble`.
         output: See `dissensus.Ensemble`.
         shared: See `dissensus.Ensemble`. Frozen shared tensors are stored once for all runs that train together, so
-            ``build`` must return the same ones for every seed, such as those of one pretrained network. Runs whose
-            members share parameters that are trained are trained one after another.
-        shared_lr: See `dissensus.fit`.
-        shared_clip_norm: See `dissensus.fit`.
+            ``build`` must return the same ones for every seed, such as those of one pretrained network. Shared
+            parameters that are trained are each run's own.
+        shared_lr: See `dissensus.fit`. The grid takes precedence.
+        shared_clip_norm: See `dissensus.fit`. The grid takes precedence.
         shared_gradient: See `dissensus.fit`.
         device: Device to train on. The default is the device of ``x``.
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
@@ -455,16 +455,15 @@ def _fitting(recipe: Recipe, groups: list[list[int]]) -> list[_Block]:
     blocks: list[_Block] = []
     for group in groups:
         size = _size(recipe, group)
-        at_once = 1 if size.apart else memory.runs_at_once(size.bytes, len(group), size.budget)
-        if not size.apart:
-            log.info(
-                "%d runs of %d members, about %s each: %d at once (%s)",
-                len(group),
-                recipe.runs[group[0]].members,
-                memory.mebibytes(size.bytes),
-                at_once,
-                memory.mebibytes(size.bytes * at_once),
-            )
+        at_once = memory.runs_at_once(size.bytes, len(group), size.budget)
+        log.info(
+            "%d runs of %d members, about %s each: %d at once (%s)",
+            len(group),
+            recipe.runs[group[0]].members,
+            memory.mebibytes(size.bytes),
+            at_once,
+            memory.mebibytes(size.bytes * at_once),
+        )
         blocks += [_Block(group[i : i + at_once], size.bytes) for i in range(0, len(group), at_once)]
     return blocks
 
@@ -474,15 +473,11 @@ class _Size(NamedTuple):
 
     bytes: int
     budget: int
-    apart: bool
-    """Whether runs train one after the other, because members share parameters that are trained."""
 
 
 def _size(recipe: Recipe, group: list[int]) -> _Size:
     """Measure what a run of a group takes; the objective is tried on every point of the grid."""
     with advising(functools.partial(_out_of_memory, recipe, group[:1])):
-        if isinstance(recipe.initial, NewMembers) and recipe.initial.trains_shared(recipe.runs[group[0]]):
-            return _Size(0, 0, apart=True)
         engine = recipe.engine(group[:1])
         tell_of_split(engine.body, recipe.objective)
         size = engine.memory_needs(next(engine.feed.epoch(0))).whole
@@ -499,7 +494,7 @@ def _size(recipe: Recipe, group: list[int]) -> _Size:
         )
         deterministic = recipe.precision.deterministic
         budget = memory.allowed(recipe.max_memory, recipe.initial.device, deterministic=deterministic)
-        return _Size(size, budget, apart=False)
+        return _Size(size, budget)
 
 
 def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[_Block]:
@@ -643,7 +638,7 @@ def _spread(workers: Workers, recipe: Recipe, shared: Any, need: Need, groups: l
     runs, blocks = sum(map(len, groups)), list[_Block]()
     for place, group in enumerate(groups):
         size = sizes[place]
-        at_once = 1 if size.apart else memory.runs_at_once(size.bytes, len(group), size.budget // beside)
+        at_once = memory.runs_at_once(size.bytes, len(group), size.budget // beside)
         pieces = max(-(-len(group) // at_once), sum(slots) * len(group) // runs, 1)
         cut = torch.tensor(group).tensor_split(min(pieces, len(group)))
         blocks += [_Block(part.tolist(), size.bytes) for part in cut]
@@ -674,6 +669,8 @@ def _body_at_home(recipe: Recipe, numbers: list[int], trained: _Trained) -> Body
     first = replace(recipe.initial, device=device).body([replace(run, members=1)], recipe.input_dtype())
     body = first.subset([0] * (len(numbers) * run.members))
     body.adopt(trained.tensors)
+    if SHARED_ROWS in trained.tensors:
+        body.attach_shared(trained.tensors[SHARED_ROWS].to(device))
     for name, tensor in stored_tensors(body).items():
         tensor.data = trained.tensors[name].to(device)
     body.channels_last, body.by_rule = trained.channels_last, trained.by_rule
