@@ -405,6 +405,7 @@ def test_a_run_whose_node_is_lost_goes_on_elsewhere(cluster, tmp_path, caplog):
     assert 2 * 30 <= trained <= 2 * 30 + TRIALS, "the run went on from its checkpoint"
 
 
+@pytest.mark.slow
 def test_a_task_that_loses_its_worker_too_often_is_an_error(cluster, tmp_path):
     with pytest.raises(ClusterError, match="has lost its worker once without coming further"):
         swept(partial(failing, how="killed"), cluster=RayCluster(attempts=1), checkpoint=tmp_path)
