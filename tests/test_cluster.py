@@ -57,6 +57,10 @@ def network(width: int = 5) -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
+def perceptron(width: int) -> nn.Module:
+    return ds.nets.mlp(3, 2, (width,)).double()
+
+
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
@@ -103,6 +107,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a loader": {"source": loader, "batch_size": 8},
     "bagging": {"bootstrap": True, "objective": partial(ds.objectives.independent, loss="squared_error"), "grid": [{}]},
     "members that share": {"shared": "0.*", "shared_lr": 0.02, "backend": "loop"},
+    "padded runs": {"build": perceptron, "grid": {"width": [3, 5], "beta": [0.2, 0.4]}, "padding": True},
     "a run that diverges": {"objective": diverging},
 }
 

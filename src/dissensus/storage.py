@@ -648,6 +648,11 @@ def read_folder(
         return whole, manifest
 
 
+def read_manifest(path: str | Path, kind: str, formats: Formats = FORMATS) -> dict[str, Any]:
+    """The manifest of a folder; `StorageError` says what is wrong with it."""
+    return _manifest(checks.path("path", path), kind, formats)[0]
+
+
 class _Wanted:
     """Which rows of every tensor are wanted, file by file."""
 

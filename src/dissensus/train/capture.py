@@ -15,9 +15,9 @@ from torch import Tensor
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.dropout import counter_names
 from dissensus.execution.graphs import Capture, capture_on
+from dissensus.execution.ranks import Ranks
 from dissensus.execution.replay import GraphCache, Recording
 from dissensus.train.engine import Engine
-from dissensus.train.parallel import Ranks
 
 log = logging.getLogger("dissensus")
 

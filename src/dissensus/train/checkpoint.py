@@ -22,10 +22,10 @@ from dissensus import storage
 from dissensus.data.batches import LoadedBatches
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.out_of_memory import advising
+from dissensus.execution.ranks import Ranks
 from dissensus.fingerprint import differing
 from dissensus.randomness import generator_state
 from dissensus.train.engine import Engine
-from dissensus.train.parallel import Ranks
 from dissensus.train.settings import CheckpointSettings
 
 log = logging.getLogger("dissensus")

@@ -20,6 +20,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, bootstrap_counts
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import original, settings_kept
+from dissensus.execution.ranks import adopt, several_ranks
 from dissensus.masks import Masked
 from dissensus.randomness import drawn_seed
 from dissensus.train.adversary import AdversarialTraining
@@ -33,7 +34,7 @@ from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.parallel import RankCallbacks, adopt, check_parallel, several_ranks
+from dissensus.train.parallel import RankCallbacks, check_parallel
 from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import (
@@ -340,6 +341,10 @@ def fit(
             "twin": None if twin is False else "one",
             "max_memory": max_memory,
         }
+        if members.parallel is not None and parallel not in (None, members.parallel):
+            fix = f"The ensemble was made with parallel={members.parallel!r}."
+            checks.refuse("parallel", "be that of the ensemble", repr(parallel), fix)
+        parallel = parallel if members.parallel is None else members.parallel  # pyright: ignore[reportAssignmentType]
         several = check_parallel(parallel, refused, members.body)
         of_twin = twin_objective(twin, members, objective)
         conversion = Conversion.of(members)
@@ -498,15 +503,16 @@ def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callb
         ensemble.twin = None
         with reserved(recipe.checkpoint if ranks.first else None):
             train(engine)
-        adopt(ensemble.body, engine.body, ranks)
+        if ensemble.parallel is None:
+            adopt(ensemble.body, engine.body, ranks)
         history = engine.history(0)
         if isinstance(history.best_epoch, list):
             known = torch.tensor([epoch or 0 for epoch in history.best_epoch])
             history = replace(history, best_epoch=[epoch or None for epoch in ranks.gathered(known).tolist()])
         history = ranks.decided(replace(history, steps=engine.state.steps, seconds=engine.state.elapsed))
         failure = ranks.decided(engine.state.failures.get(0))
+        finite = all(ranks.everyone(all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())))
     if failure is not None:
-        finite = all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())
         raise TrainingDiverged(failure, history, finite=finite)
     return history
 

@@ -52,6 +52,8 @@ from dissensus.train.history import OnProgress, Progress
 from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Precision, PrecisionSettings
+from dissensus.train.padded_runs import differ
+from dissensus.train.padding import Padding, merged, padded_share
 from dissensus.train.probing import probe
 from dissensus.train.python_state import PythonState, sources_at_beginning
 from dissensus.train.recipe import NewMembers, Recipe
@@ -127,6 +129,7 @@ def sweep(
     shared_gradient: Literal["mean", "sum"] = "mean",
     device: str | torch.device | None = None,
     max_memory: int | None = None,
+    padding: bool | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float | None = None,
@@ -209,6 +212,11 @@ def sweep(
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
             or half of the machine's memory. If not all runs fit, they are trained in parts, one after another. If not
             even one run fits, its members are processed in groups.
+        padding: Whether runs whose networks differ in width, depth or number train in one computation, padded with
+            units, layers and members that are zero. Results are those of separate trainings, to rounding. ``"auto"``
+            does it where it is faster; True does it with all of them, or refuses. It takes networks of linear layers
+            with functions f(0) = 0 between them, such as ReLU; depths may differ where each layer is followed by a
+            ReLU alone, and numbers of members with the objectives `independent` and `augmented`.
         checkpoint: Folder for checkpoints, with which an interrupted sweep can be resumed.
         resume: Whether to resume the sweep in ``checkpoint``. It starts from the beginning if there is none.
         checkpoint_seconds: See `dissensus.fit`.
@@ -239,6 +247,10 @@ def sweep(
         _check_cluster(checkpoint, callbacks)
     refuse_iterator(data, "checks and for runs that are not trained together")
     listeners = Callbacks.of(callbacks)
+    if padding is not True and padding is not False and padding != "auto":
+        checks.refuse("padding", "be True, False or 'auto'", repr(padding))
+    if padding == "auto" and listeners is not None and listeners.see_runs:
+        padding = False  # which runs they see must not depend on what is faster
     seed = drawn_seed() if seed is None else checks.count("seed", seed, 0)
     settings = OptimizerSettings(optimizer, nesterov, betas, eps, schedule, no_decay)  # pyright: ignore[reportArgumentType]
     defaults = {
@@ -297,18 +309,18 @@ def sweep(
     outcomes: dict[int, Outcome] = {}
     with displayed(progress) as display, reserved(recipe.checkpoint):
         if workers is not None:
-            for group, ends in _trained_on(workers, recipe, display.progress):
-                groups.append(group)
-                outcomes |= zip(group.runs, ends, strict=True)
+            for own, ends in _trained_on(workers, recipe, padding, display.progress):
+                groups += own
+                outcomes |= ends
         else:
             sources = sources_at_beginning(initial.device, recipe.data, recipe.unlabelled, recipe.validation)
-            parts = _parts(recipe, functools.partial(_fitting, recipe))
+            parts = _parts(recipe, padding, functools.partial(_fitting, recipe))
             if sources is not None and recipe.checkpoint is not None:
                 _keep_beginning(sources, recipe.checkpoint)
             for part in parts:
                 engine = _trained(recipe, part, sources, display.progress, listeners)
-                groups.append(_group(recipe, part.numbers, engine.body))
-                outcomes |= zip(part.numbers, _outcomes(engine, part.numbers), strict=True)
+                groups += _groups(recipe, part.numbers, engine)
+                outcomes |= _outcomes(engine, part.numbers)
         points, ends = [run.point for run in recipe.runs], [outcomes[number] for number in range(len(outcomes))]
         result = Sweep(points, ends, groups, recipe.validation_settings.mode or "min")
         display.summary = str(result)
@@ -333,15 +345,26 @@ def _trained(
     return engine
 
 
+def _groups(recipe: Recipe, numbers: list[int], engine: Engine) -> list[Group]:
+    """The trained members of some runs: one group, or one for each shape of runs that were padded."""
+    if engine.padded is None:
+        return [_group(recipe, numbers, engine.body)]
+    return [
+        _group(recipe, [numbers[place] for place in own.runs], body)
+        for own, body in engine.padded.unpadded(engine.body)
+    ]
+
+
 def _group(recipe: Recipe, numbers: list[int], body: Body) -> Group:
-    """The members of some runs, with what is known of them."""
+    """The members of runs of one shape, with what is known of them."""
     runs = [recipe.runs[number] for number in numbers]
     on_all = not recipe.batches.bootstrap and not isinstance(recipe.validation, float | Split)
     return Group(numbers, body, runs[0].members, runs[0].build, [run.seed for run in runs], on_all)
 
 
-def _outcomes(engine: Engine, numbers: list[int]) -> list[Outcome]:
-    return [_outcome(engine, place) for place in range(len(numbers))]
+def _outcomes(engine: Engine, numbers: list[int]) -> dict[int, Outcome]:
+    """How every run of an engine ended, by the numbers of runs."""
+    return {number: _outcome(engine, place) for place, number in enumerate(numbers)}
 
 
 def _keep_beginning(sources: PythonState, checkpoint: CheckpointSettings) -> None:
@@ -407,19 +430,22 @@ class Part:
 
 
 class _Block(NamedTuple):
-    """Runs of one shape that are planned to be trained at once, and the bytes of each; 0: unknown."""
+    """Runs that are planned to be trained at once, and the bytes of each; 0: unknown."""
 
     numbers: list[int]
     bytes_per_run: int = 0
 
 
-def _parts(recipe: Recipe, plan: Callable[[list[list[int]]], list[_Block]]) -> list[Part]:
-    """The parts of a sweep, in the order of their training; ``plan`` cuts groups of one shape."""
-    planned = _planned(recipe, plan)
-    group_of = {
+def _parts(recipe: Recipe, padding: Padding, plan: Callable[[list[list[int]]], list[_Block]]) -> list[Part]:
+    """The parts of a sweep, in the order of their training; ``plan`` cuts groups of runs that can train together."""
+    planned = _planned(recipe, padding, plan)
+    shapes = {
         number: place for place, group in enumerate(grouped(recipe.runs, recipe.training_sizes())) for number in group
     }
-    choices = {place: Choices() for place in group_of.values()}
+    together = {frozenset(shapes[number] for number in block.numbers): None for block in planned}
+    places = {group: place for place, group in enumerate(together)}
+    group_of = {block.numbers[0]: places[frozenset(shapes[number] for number in block.numbers)] for block in planned}
+    choices = {place: Choices() for place in places.values()}
     steps = [recipe.steps(block.numbers[0]) for block in planned]
     return [
         Part(
@@ -435,13 +461,13 @@ def _parts(recipe: Recipe, plan: Callable[[list[list[int]]], list[_Block]]) -> l
     ]
 
 
-def _planned(recipe: Recipe, plan: Callable[[list[list[int]]], list[_Block]]) -> list[_Block]:
+def _planned(recipe: Recipe, padding: Padding, plan: Callable[[list[list[int]]], list[_Block]]) -> list[_Block]:
     """Groups of runs of one shape, cut to parts that fit into memory; the plan is stored with the checkpoints."""
     file = None if recipe.checkpoint is None else recipe.checkpoint.folder / "plan.json"
     fingerprint = None if file is None else recipe.fingerprint  # before the objective is tried, which it may count
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
-    blocks = plan(grouped(recipe.runs, recipe.training_sizes()))
+    blocks = plan(merged(recipe, grouped(recipe.runs, recipe.training_sizes()), padding))
     if file is not None:
         parts, sizes = [block.numbers for block in blocks], [block.bytes_per_run for block in blocks]
         write_record(
@@ -481,6 +507,8 @@ def _size(recipe: Recipe, group: list[int]) -> _Size:
         engine = recipe.engine(group[:1])
         tell_of_split(engine.body, recipe.objective)
         size = engine.memory_needs(next(engine.feed.epoch(0))).whole
+        if differ([recipe.runs[number] for number in group]):
+            size = int(size * padded_share(recipe, group))
         pair = as_pair(recipe.data)
         metric = recipe.validation_settings.metric
         probe(
@@ -556,8 +584,15 @@ def _check_cluster(checkpoint: object, callbacks: object) -> None:
 class _Trained:
     """What a worker sends home of a part."""
 
+    groups: list["_Members"]
+    outcomes: dict[int, Outcome]
+
+
+class _Members(NamedTuple):
+    """Trained members of runs of one shape."""
+
+    numbers: list[int]
     tensors: dict[str, Tensor]
-    outcomes: list[Outcome]
     channels_last: bool
     by_rule: bool
 
@@ -576,14 +611,21 @@ def _train_there(recipe: Recipe, part: Part, *, report: OnProgress) -> _Trained:
         _keep_beginning(sources, recipe.checkpoint)
     with left_by_others(part.folder(recipe.checkpoint)):
         engine = _trained(recipe, part, sources, report)
-    tensors = {name: tensor.detach().cpu() for name, tensor in stored_tensors(engine.body).items()}
-    outcomes = _outcomes(engine, part.numbers)
-    return _Trained(tensors, outcomes, engine.body.channels_last, engine.body.by_rule)
+    groups = [
+        _Members(
+            group.runs,
+            {name: tensor.detach().cpu() for name, tensor in stored_tensors(group.body).items()},
+            group.body.channels_last,
+            group.body.by_rule,
+        )
+        for group in _groups(recipe, part.numbers, engine)
+    ]
+    return _Trained(groups, _outcomes(engine, part.numbers))
 
 
 def _trained_on(
-    cluster: RayCluster, recipe: Recipe, progress: OnProgress | None
-) -> Iterator[tuple[Group, list[Outcome]]]:
+    cluster: RayCluster, recipe: Recipe, padding: Padding, progress: OnProgress | None
+) -> Iterator[tuple[list[Group], dict[int, Outcome]]]:
     """Train all runs on a cluster: the groups, in the order in which one machine would train them."""
     assert recipe.checkpoint is not None
     checkpoint = recipe.checkpoint
@@ -592,7 +634,7 @@ def _trained_on(
     with connected(cluster) as workers:
         workers.examine(workers.fitting(need), checkpoint.folder, "checkpoint")
         shared = workers.share(recipe, _sent(recipe))
-        parts = _parts(recipe, functools.partial(_spread, workers, recipe, shared, need))
+        parts = _parts(recipe, padding, functools.partial(_spread, workers, recipe, shared, need))
         if sources is not None:
             _keep_beginning(sources, checkpoint)
         need = replace(need, cpus=workers.cores(need, len(parts)))
@@ -603,12 +645,12 @@ def _trained_on(
         def done(place: int, result: _Trained) -> None:
             trained[place] = result
             if total is not None:
-                total.finish(place, result.outcomes)
+                total.finish(place, list(result.outcomes.values()))
 
         workers.run(tasks, shared, done, total)
-    for place, part in enumerate(parts):
+    for place in range(len(parts)):
         result = trained.pop(place)
-        yield _group(recipe, part.numbers, _body_at_home(recipe, part.numbers, result)), result.outcomes
+        yield [_group(recipe, own.numbers, _body_at_home(recipe, own)) for own in result.groups], result.outcomes
 
 
 def _task(recipe: Recipe, part: Part, need: Need, checkpoint: CheckpointSettings) -> Task:
@@ -661,13 +703,13 @@ def _sent(recipe: Recipe) -> dict[str, Any]:
     return {**named, "metric": validation.metric, "track": validation.track}
 
 
-def _body_at_home(recipe: Recipe, numbers: list[int], trained: _Trained) -> Body:
+def _body_at_home(recipe: Recipe, trained: _Members) -> Body:
     """Members that a worker has trained, here."""
     assert isinstance(recipe.initial, NewMembers)
     device = recipe.initial.device if torch.cuda.is_available() else torch.device("cpu")
-    run = recipe.runs[numbers[0]]
+    run = recipe.runs[trained.numbers[0]]
     first = replace(recipe.initial, device=device).body([replace(run, members=1)], recipe.input_dtype())
-    body = first.subset([0] * (len(numbers) * run.members))
+    body = first.subset([0] * (len(trained.numbers) * run.members))
     body.adopt(trained.tensors)
     if SHARED_ROWS in trained.tensors:
         body.attach_shared(trained.tensors[SHARED_ROWS].to(device))
