@@ -18,6 +18,7 @@ import diversity
 import estimators
 import masks
 import models
+import parallel
 import production
 import readme
 import reliability
@@ -35,6 +36,7 @@ PAGES: dict[str, ModuleType] = {
     "docs/estimators.md": estimators,
     "docs/masks.md": masks,
     "docs/models.md": models,
+    "docs/parallel.md": parallel,
     "docs/production.md": production,
     "docs/reliability.md": reliability,
     "docs/robustness.md": robustness,
