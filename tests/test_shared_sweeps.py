@@ -51,6 +51,7 @@ def assert_equal(ensemble, expected):
             torch.testing.assert_close(actual[name], tensor, rtol=1e-7, atol=1e-9, msg=name)
 
 
+@pytest.mark.slow(fast=["batched-sgd"])
 @pytest.mark.parametrize(
     ("backend", "optimizer"),
     [("loop", "adamw"), ("vmap", "adamw"), ("batched", "sgd"), ("auto", "adamw"), ("loop", "lion")],
@@ -68,6 +69,38 @@ def test_runs_equal_separate_fits(backend, optimizer):
         torch.testing.assert_close(result.outputs(x)[run], expected.eval().predict(x))
     first, second = (result.run(run).member(0)[0].base.weight for run in (0, 1))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("backend", ["vmap", "batched"])
+def test_passes_of_runs_are_joined(backend):
+    """With `deterministic` they are joined by a rule, and no clock decides."""
+    options = {"backend": backend, "deterministic": True, "validation": 0.25}
+    result = swept(**options)
+    body = result.groups[0].body
+    assert set(body._joined.values()) == {backend}
+    for run, point in enumerate(GRID):
+        assert_equal(result.run(run), alone(point, **options)[0])
+    x, _ = data()
+    torch.testing.assert_close(result.outputs(x), torch.stack([result.run(run).predict(x) for run in range(3)]))
+
+
+def test_passes_that_cannot_be_joined_are_taken_one_after_another():
+    class Branching(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if float(y.detach().sum()) > 0 else -y
+
+    def branching():
+        return adapters.batch_ensemble(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), Branching(5, 3)).double(), ["0"])
+
+    options = {**OPTIONS, "deterministic": True}
+    grid = {"lr": [0.1, 0.01], "seed": [0, 1]}
+    result = ds.sweep(branching, data(), independent, grid=grid, members=M, shared=adapters.SHARED, **options)
+    assert set(result.groups[0].body._joined.values()) == {None}
+    for run, point in enumerate(result.points):
+        expected = ds.Ensemble(branching, M, seed=point["seed"], shared=adapters.SHARED)
+        ds.fit(expected, data(), independent, **point, **options)
+        assert_equal(result.run(run), expected)
 
 
 def test_runs_that_end_early_leave_with_their_best_and_averaged_weights():

@@ -25,6 +25,7 @@ from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.loop import run_loop
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation, run_recomputed
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
+from dissensus.execution.runs import JOINABLE, joined, joining_pays
 from dissensus.execution.sharing import Shared, shared_names
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
@@ -93,6 +94,8 @@ class StackedMembers(nn.Module):
         self.choices = Choices()
         self._told: set[str] = set()
         """Reasons for the loop that the log has."""
+        self._joined: dict[tuple[object, ...], str | None] = {}
+        """With several runs: the backend whose passes are joined, by mode; None: runs are passed one after another."""
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._late: list[dict[str, Tensor]] = []
         """Buffers that a pass has made, of each member, until all members have them."""
@@ -154,7 +157,7 @@ class StackedMembers(nn.Module):
                 stacks[name].append(tensor.detach())
         if first is None:
             raise DifferentMembers("an ensemble needs at least one member")
-        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
+        body = cls(attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
         body.shared_rows = torch.cat(rows) if rows else None
         return body.train(first.training)
 
@@ -283,14 +286,72 @@ class StackedMembers(nn.Module):
                 return self._run_rows(flat, x, rows=rows, **how)
         assert isinstance(rows, slice)
         assert rows == ALL_ROWS
-        members = len(self) // len(shared)
-        weights = [None] * len(shared) if flat is None else flat.unflatten(0, (-1, members)).unbind(0)
-        outputs: list[Tensor] = []
-        for run, row in enumerate(shared.unbind(0)):
-            own = slice(run * members, (run + 1) * members)
-            own_x = calls.rows(x, own) if per_member else x
-            outputs.append(self.run(weights[run], own_x, rows=own, shared=row.unsqueeze(0), **how))
-        return torch.cat(outputs)
+        return self._run_runs(flat, x, shared, **how)
+
+    def _run_runs(
+        self,
+        flat: Tensor | None,
+        x: NetworkInputs,
+        shared: Tensor,
+        *,
+        per_member: bool,
+        replayed: bool,
+        backend: str | None,
+    ) -> Tensor:
+        """Outputs of all runs, whose members share rows of ``shared`` ``[R, P]``.
+
+        The first pass of a mode finds out whether a pass of all runs at once is faster than one each.
+        """
+        count = len(self) // len(shared)
+
+        def each() -> Tensor:
+            weights = [None] * len(shared) if flat is None else flat.unflatten(0, (-1, count)).unbind(0)
+            outputs: list[Tensor] = []
+            for run, row in enumerate(shared.unbind(0)):
+                own = slice(run * count, (run + 1) * count)
+                with self.skeleton.lending(self.shared_views(row.unsqueeze(0))):
+                    own_x = calls.rows(x, own) if per_member else x
+                    how = {"per_member": per_member, "replayed": replayed, "backend": backend}
+                    outputs.append(self._run_rows(weights[run], own_x, rows=own, **how))
+            return torch.cat(outputs)
+
+        def at_once() -> Tensor:
+            packed = None if flat is None else Packed(self.layout(), flat, _autocast_dtype(flat))
+            weights = self.trainable() if packed is None else packed.stacked()
+            run = self._named(self.ran).run
+            return joined(run, self.skeleton, weights, self.state(), x, per_member, shared, self.shared_views)
+
+        if backend is not None or self.recompute or torch.compiler.is_compiling() or is_exporting():
+            return each()
+        grad = torch.is_grad_enabled()
+        mode = (self.backend, self.training, grad, per_member, len(shared), self.by_rule, *calls.form(x))
+        if mode not in self._joined:
+            if calls.first_tensor(x).is_cuda and torch.cuda.is_current_stream_capturing():
+                return each()
+            self._joined[mode] = self._ran_joined(
+                each, at_once, [t for t in (flat, shared) if t is not None and t.requires_grad]
+            )
+        joins = self._joined[mode]
+        if joins is None:
+            return each()
+        self.ran = joins
+        outputs = at_once()
+        return outputs.flatten(0, 1) if members_inside(self.network) else outputs
+
+    def _ran_joined(
+        self, each: Callable[[], Tensor], at_once: Callable[[], Tensor], leaves: list[Tensor]
+    ) -> str | None:
+        """The backend whose passes are joined; None where runs are passed one after another. Nothing is changed."""
+        restore = self.snapshot()
+        try:
+            with generators_kept(next(self.parameters()).device):
+                each()
+                joinable = self.ran in JOINABLE and self.custom_backend is None and not self.skeleton.appearing
+                if not joinable or not joining_pays(each, at_once, leaves, restore, by_rule=self.by_rule):
+                    return None
+                return self.ran
+        finally:
+            restore()
 
     def _run_rows(
         self,
@@ -649,7 +710,7 @@ def _check_same(index: int, stacks: dict[str, list[Tensor]], tensors: Tensors) -
             )
 
 
-def _attached(network: nn.Module, stacked: Tensors) -> nn.Module:
+def attached(network: nn.Module, stacked: Tensors) -> nn.Module:
     """Replace a network's tensors by stacked ones."""
     skeleton = Skeleton(network)
     single = skeleton.tensors()

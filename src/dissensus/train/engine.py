@@ -33,6 +33,7 @@ from dissensus.train.history import Failure, History, OnProgress, Progress, entr
 from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Numerics
+from dissensus.train.padded_runs import PaddedRuns
 from dissensus.train.python_state import unchanged
 from dissensus.train.running_means import WEIGHT
 from dissensus.train.state import TrainState
@@ -104,6 +105,10 @@ class Engine:
     """Plans how many members of one run train at once, on the first batch; None: all of them."""
     seeds: Sequence[int] = ()
     """The seed of every run, for its history."""
+    own_members: Sequence[int] = ()
+    """The number of members of every run, where the others of its rows are padding."""
+    padded: PaddedRuns | None = None
+    """The shapes of runs that are padded to a common one."""
     progress: OnProgress | None = None
     callbacks: Callbacks | None = None
     checkpointer: CheckpointWriter | None = None
@@ -287,6 +292,8 @@ class Engine:
             everyone = not (state.resting or self.replaying)  # as a captured step does
             self._update(grad, factor, self._examples(batch), everyone=everyone, updates=self.updates)
             state.add_losses(parts, self._examples(batch))
+            if self.body.ran == "batched" and grad.device.type == "cpu" and state.optimizers is None:
+                state.flat.grad = grad if grad.shape == state.flat.shape else None  # memory of the next gradient
 
     def _finite_runs(self, total: Tensor, grad: Tensor) -> Bool[Tensor, " R"]:
         """Runs that may go on, in all processes; nothing is read back."""
@@ -358,6 +365,8 @@ class Engine:
                 grad = flat.detach()
             elif state.shared is None:
                 (grad,) = torch.autograd.grad(parts.total.sum(), flat)
+                for columns in state.held:
+                    columns.still(grad)
             else:
                 grad, shared = torch.autograd.grad(parts.total.sum(), (flat, state.shared.flat))
                 state.shared.take(shared if self.ranks is None else self.ranks.summed(shared))
@@ -392,6 +401,9 @@ class Engine:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
         parts = self.losses(outputs, y, hyper)
+        if settings.own_members is not None:  # the objective counts all rows as members
+            parts = LossParts(parts.total * (settings.own_members / state.members), parts.parts)
+            state.members_summed = settings.own_members
         named = dict(parts.parts)
         state.step_weight = named.pop(WEIGHT, None)
         parts = LossParts(parts.total, named)
@@ -430,6 +442,8 @@ class Engine:
             current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
             rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
             optim.apply(self.optimizer, rows, grad, sampled)
+            for columns in state.held:
+                columns.restore(rows.flat)
         else:
             if settings.clip_norm is not None:
                 limit = settings.clip_norm if sampled is None else settings.clip_norm[sampled]
@@ -448,6 +462,8 @@ class Engine:
         part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run, shared)
         if state.sampled is not None:
             members = [int(state.sampled[run, member]) for member in members]
+        if self.own_members:
+            members = [member for member in members if member < self.own_members[state.run_ids[run]]]
         inputs = [
             tensor[run] if item.per_run else tensor
             for item in step_inputs(self.feed, batch)
@@ -483,7 +499,7 @@ class Engine:
         rates = self._of_all(state.settings.optimizer.lr * factor).view(state.runs, -1)
         for place, run in enumerate(state.run_ids):
             if run not in state.failures and run not in state.stops:
-                record = entry(place, state.epoch + 1, rates, means, validation, state.elapsed)
+                record = self._own(run, entry(place, state.epoch + 1, rates, means, validation, state.elapsed))
                 state.histories[run].append(record)
                 by = None if self.callbacks is None else self.callbacks.epoch(run, record)
                 if by is not None:
@@ -498,6 +514,17 @@ class Engine:
         if resting != state.resting and self.captured is not None:
             self.captured.forget()
         state.resting = resting
+
+    def _own(self, run: int, record: dict[str, Any]) -> dict[str, Any]:
+        """An entry of a run's history without members that are padding."""
+        if not self.own_members:
+            return record
+        own = self.own_members[run]
+        return {name: value[:own] if isinstance(value, list) else value for name, value in record.items()}
+
+    def own_outputs(self, outputs: Float[Tensor, "R M ..."], place: int) -> Float[Tensor, "K ..."]:
+        """The outputs of one of the runs in training, without those of members that are padding."""
+        return outputs[place, : self.own_members[self.state.run_ids[place]]] if self.own_members else outputs[place]
 
     def _notify_runs(self) -> None:
         """Give callbacks the epoch of all runs that are still in training, and stop those that they name."""
@@ -531,7 +558,7 @@ class Engine:
         for place, run in enumerate(state.run_ids):
             if run in state.failures or run in state.stops:
                 continue
-            numbers = entry(place, state.epoch + 1, rates, means, {}, state.elapsed)
+            numbers = self._own(run, entry(place, state.epoch + 1, rates, means, {}, state.elapsed))
             by = self.callbacks.step(run, {"step": state.steps, **numbers})
             if by is not None:
                 state.stop(place, by)
@@ -550,6 +577,13 @@ class Engine:
         means = running_means.averages(self.state.sums, self.state.examples)
         if self.pooled_loss is not None and "member_loss" in means:
             means["loss"] = means["individual"] = self.pooled_loss(means["member_loss"])
+        own = self.state.settings.own_members
+        if own is not None:  # means over runs are over members that there are
+            for name, mean in means.items():
+                if mean.ndim == 2:
+                    there = torch.arange(mean.shape[1], device=mean.device) < own.unsqueeze(1)
+                    average = torch.where(there, mean, 0.0).sum(1, keepdim=True) / own.unsqueeze(1)
+                    means[name] = torch.where(there, mean, average)
         return means
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
