@@ -18,8 +18,8 @@ import diversity
 import estimators
 import masks
 import models
-import parallel
 import papers
+import parallel
 import production
 import readme
 import reliability
