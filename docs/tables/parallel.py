@@ -38,14 +38,14 @@ def modelled(result: Result) -> str:
     rows = []
     for row in result["model"]:
         shares = sorted(row["shares"].items(), key=lambda item: -item[1])
-        bytes_ = f"{row['bytes_of_outputs'] / 1e6:,.2f} / {row['bytes_of_gradients'] / 1e6:,.0f}"
+        sent = [f"{row[name] / 1e6:,.2f}" for name in ("bytes_of_outputs", "bytes_of_gradients") if name in row]
         rows.append(
             [
                 row["what"],
                 str(row["cards"]),
                 f"{row['hours']:,.2f}",
                 ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005),
-                bytes_ if "bytes_of_outputs" in row else "",
+                " / ".join(sent),
             ]
         )
     header = ("work", "cards", "hours", "where they go", "MB a step: outputs / gradients instead")
