@@ -223,7 +223,7 @@ def test_every_setting_of_a_sweep_is_part_of_the_fingerprint(tmp_path):
     ("number", "words"),
     [
         (4, r"an older dissensus \(format 4\); this one reads from 5 on: training cannot go on from it"),
-        (6, r"a newer dissensus \(format 6\); this one reads up to 5: upgrade\."),
+        (7, r"a newer dissensus \(format 7\); this one reads up to 6: upgrade\."),
     ],
 )
 def test_checkpoints_of_another_version_are_refused(tmp_path, monkeypatch, number, words):

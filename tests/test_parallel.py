@@ -542,7 +542,7 @@ def test_torchrun_goes_on_from_the_checkpoint_after_a_process_was_killed(tmp_pat
 
 
 def test_without_torchrun_nothing_changes():
-    one, other = _trained("joint", None), _trained("joint", "members")
+    one, other = (_trained("joint", parallel, "loop") for parallel in (None, "members"))
     assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
 
 

@@ -91,7 +91,7 @@ def test_damage_is_refused_by_name(tmp_path):
     manifest.write_text("[]")
     refused("damaged")
     manifest.write_text(text.replace('"format": 1', '"format": 99'))
-    refused(r"was written by a newer dissensus \(format 99\); this one reads up to 1: upgrade\.")
+    refused(r"was written by a newer dissensus \(format 99\); this one reads up to 2: upgrade\.")
     manifest.write_text(text.replace("dissensus.ensemble", "other"))
     refused("holds 'other'")
     manifest.write_text(forged(text, "weights", "../" + json.loads(text)["weights"]))

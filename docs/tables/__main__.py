@@ -19,6 +19,7 @@ import estimators
 import masks
 import models
 import papers
+import parallel
 import production
 import readme
 import reliability
@@ -38,6 +39,7 @@ PAGES: dict[str, Any] = {
     "docs/estimators.md": estimators,
     "docs/masks.md": masks,
     "docs/models.md": models,
+    "docs/parallel.md": parallel,
     "docs/production.md": production,
     "docs/reliability.md": reliability,
     "docs/robustness.md": robustness,

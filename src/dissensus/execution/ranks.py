@@ -323,9 +323,9 @@ def join(device: torch.device) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     # NCCL refuses several processes on one card.
     of_card = device.type == "cuda" and dist.is_nccl_available() and local <= torch.cuda.device_count()
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=_TIMEOUT)))
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=_TIMEOUT)))  # pyright: ignore[reportPrivateImportUsage]
     # Addresses of an attempt whose processes have ended stay in the store, and would be waited for.
-    own_store = dist.PrefixStore(f"dissensus/attempt-{_attempt()}", store)
+    own_store = dist.PrefixStore(f"dissensus/attempt-{_attempt()}", store)  # pyright: ignore[reportPrivateImportUsage]
     backend = "cpu:gloo,cuda:nccl" if of_card else "gloo"
     dist.init_process_group(backend, store=own_store, rank=rank, world_size=size, timeout=_TIMEOUT)
     atexit.register(_leave)

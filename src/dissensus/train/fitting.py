@@ -312,10 +312,12 @@ def fit(
             ``twin`` sets ``ensemble.twin`` to None.
         parallel: ``"members"`` trains members in several processes, which ``torchrun`` starts; every process runs the
             same script. A process trains its own members, and the outputs of all members travel between processes.
-            The result is that of one process, to rounding. At the end every process has the whole ensemble and the
-            same history. Progress and callbacks are those of rank 0. Without torchrun nothing changes. What it does not
-            take is refused: ``sequential``, ``twin``, ``adversarial``, ``active_members``, ``max_memory``,
-            ``checkpoint``, ``Masked`` networks and members of different architectures.
+            With ``"members+data"`` several processes may share the batches of a member, whose gradients they sum; batch
+            norm then sees a part of the batch. The result is that of one process, to rounding. Progress and callbacks
+            are those of rank 0; checkpoints are written by all. Without torchrun nothing changes. By default as the
+            ensemble was made; one that was made without ``parallel`` is whole in every process at the end. Refused are
+            ``sequential``, ``twin``, ``max_memory``, ``Masked`` networks, members of different architectures, and
+            ``recompute`` with ``"members+data"``.
 
     Returns:
         The history: losses, parts of the objective, learning rates and validation metrics of every epoch.
