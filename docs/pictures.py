@@ -17,6 +17,7 @@ import torch
 import dissensus as ds
 from dissensus.auditing.page import drawings
 from dissensus.pages import charts, figures, style
+from dissensus.pages import tuning as tuning_figures
 from dissensus.studies import demo_page, library
 from dissensus.studies.demo import DemoResult
 from dissensus.studies.figures import figures as study_figures
@@ -24,6 +25,8 @@ from dissensus.studies.results import Point, Summary
 from dissensus.studies.run_folders import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
+_MOST_LOSS = 1.4
+"""In multiples of independent training; beyond it, the others would look flat."""
 
 
 def line(name: str, points: Sequence[Point], measure: str) -> charts.Line:
@@ -210,6 +213,28 @@ def classes() -> bytes:
     return style.as_png(prediction.plot(y[900:], level=0.98))
 
 
+def tuning() -> bytes:
+    """The loss over β on three data sets, from the benchmark of `ds.tune`."""
+    stored = Path(__file__).parents[1] / "benchmarks" / "results" / "tuning.json"
+    rows = {(row["set"], row["seed"]): row for row in json.loads(stored.read_text())["rows"] if row["space"] == "β"}
+    drawn: list[bytes] = []
+    for name in ("bioconcentration", "weather", "fashion-mnist"):
+        grid = rows[name, 0]["grid"]
+        candidates = sorted(grid["candidates"], key=lambda candidate: candidate["point"]["beta"])
+        base = candidates[0]["value"]
+        points: list[tuning_figures.SettingPoint] = []
+        for candidate in candidates:
+            value, error = candidate["value"] / base, candidate["standard_error"] / base
+            status = candidate["status"] if candidate["status"] in ("reference", "collusive") else "finalist"
+            kind = "chosen" if candidate["point"] == grid["best"] else status
+            if value < _MOST_LOSS:
+                points.append(tuning_figures.SettingPoint(candidate["point"]["beta"], value, error, kind))
+        figure = tuning_figures.over_setting(points, "β", "loss / that of β = 0")
+        figure.axes[0].set_title(name)
+        drawn.append(style.as_png(figure))
+    return side_by_side(drawn)
+
+
 def side_by_side(pictures: list[bytes]) -> bytes:
     """Several PNGs as one, on white."""
     images = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
@@ -233,5 +258,6 @@ if __name__ == "__main__":
         "plane.png": plane,
         "intervals.png": intervals,
         "sets.png": classes,
+        "tuning.png": tuning,
     }.items():
         (ASSETS / name).write_bytes(draw())

@@ -47,8 +47,9 @@ def searches() -> str:
     header = ("set", "the grid chooses", "factor", "the search chooses", "behind, errors", "on test", "cost")
     note = (
         "The choice of each search among the grid's results: how far behind the grid's choice it is on validation "
-        "rows, in standard\nerrors over splits, and on test rows; and its epochs of runs as a share of the grid's. Negative "
-        "numbers are better than the grid's\nchoice, which can be where a tie went the other way."
+        "rows, in standard\nerrors over splits, and on test rows; and its epochs of runs as a share of the grid's. "
+        "Negative numbers are better than the grid's\nchoice, which can be where a tie went the other way. Choices are those by "
+        "validation rows, before one that gains nothing\non test rows gives way to independent training."
     )
     return "\n\n".join(["\n".join(lines), note, table(header, rows), benchmark_note(result)]) + "\n"
 
