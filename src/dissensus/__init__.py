@@ -45,7 +45,7 @@ from dissensus.train import (
 )
 from dissensus.trunk import SharedTrunk
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Architecture",

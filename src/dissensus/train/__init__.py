@@ -1,13 +1,13 @@
 """Training: one stacked computation for all members."""
 
 from dissensus.execution.out_of_memory import OutOfMemory
+from dissensus.execution.ranks import RankFailed
 from dissensus.train import callbacks, schedules
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.convergence import Convergence
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
 from dissensus.train.hyperparameters import drawn_hyperparameters, low_confidence, scale_weights
-from dissensus.train.parallel import RankFailed
 from dissensus.train.selection import Best
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep

@@ -79,6 +79,11 @@ class Callbacks:
         return replace(self, places=[{"run": number, "point": dict(points[number])} for number in numbers])
 
     @property
+    def see_runs(self) -> bool:
+        """Whether any of them sees all runs of an epoch."""
+        return any(_method(listener, "on_runs") is not None for listener in self.listeners)
+
+    @property
     def see_steps(self) -> bool:
         """Whether any callback wants the numbers of every step."""
         return any(_method(listener, "on_step") is not None for listener in self.listeners)

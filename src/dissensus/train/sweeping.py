@@ -33,6 +33,8 @@ from dissensus.train.history import OnProgress, Progress
 from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.notification import Callbacks, Rung
 from dissensus.train.numerics import Precision, PrecisionSettings
+from dissensus.train.padded_runs import PaddedRuns, differ
+from dissensus.train.padding import Padding, merged, padded_share
 from dissensus.train.probing import probe
 from dissensus.train.python_state import PythonState, sources_at_beginning
 from dissensus.train.recipe import NewMembers, Recipe
@@ -108,6 +110,7 @@ def sweep(
     shared_gradient: Literal["mean", "sum"] = "mean",
     device: str | torch.device | None = None,
     max_memory: int | None = None,
+    padding: bool | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float | None = None,
@@ -180,15 +183,20 @@ def sweep(
         backend: See `dissensus.Ensemble`.
         output: See `dissensus.Ensemble`.
         shared: See `dissensus.Ensemble`. Frozen shared tensors are stored once for all runs that train together, so
-            ``build`` must return the same ones for every seed, such as those of one pretrained network. Runs whose
-            members share parameters that are trained are trained one after another.
-        shared_lr: See `dissensus.fit`.
-        shared_clip_norm: See `dissensus.fit`.
+            ``build`` must return the same ones for every seed, such as those of one pretrained network. Shared
+            parameters that are trained are each run's own.
+        shared_lr: See `dissensus.fit`. The grid takes precedence.
+        shared_clip_norm: See `dissensus.fit`. The grid takes precedence.
         shared_gradient: See `dissensus.fit`.
         device: Device to train on. The default is the device of ``x``.
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
             or half of the machine's memory. If not all runs fit, they are trained in parts, one after another. If not
             even one run fits, its members are processed in groups.
+        padding: Whether runs whose networks differ in width, depth or number train in one computation, padded with
+            units, layers and members that are zero. Results are those of separate trainings, to rounding. ``"auto"``
+            does it where it is faster; True does it with all of them, or refuses. It takes networks of linear layers
+            with functions f(0) = 0 between them, such as ReLU; depths may differ where each layer is followed by a
+            ReLU alone, and numbers of members with the objectives `independent` and `augmented`.
         checkpoint: Folder for checkpoints, with which an interrupted sweep can be resumed.
         resume: Whether to resume the sweep in ``checkpoint``. It starts from the beginning if there is none.
         checkpoint_seconds: See `dissensus.fit`.
@@ -214,6 +222,10 @@ def sweep(
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     refuse_iterator(data, "checks and for runs that are not trained together")
     listeners = Callbacks.of(callbacks)
+    if padding is not True and padding is not False and padding != "auto":
+        checks.refuse("padding", "be True, False or 'auto'", repr(padding))
+    if padding == "auto" and listeners is not None and listeners.see_runs:
+        padding = False  # which runs they see must not depend on what is faster
     seed = drawn_seed() if seed is None else checks.count("seed", seed, 0)
     settings = OptimizerSettings(optimizer, nesterov, betas, eps, schedule, no_decay)  # pyright: ignore[reportArgumentType]
     defaults = {
@@ -268,7 +280,7 @@ def sweep(
     outcomes: dict[int, Outcome] = {}
     with displayed(progress) as display, reserved(recipe.checkpoint):
         sources = sources_at_beginning(initial.device, recipe.data, recipe.unlabelled, recipe.validation)
-        parts = _parts(recipe)
+        parts = _parts(recipe, padding)
         if sources is not None and recipe.checkpoint is not None:
             _keep_beginning(sources, recipe.checkpoint)
         rungs = [] if listeners is None else [rung for rung in listeners.rungs if rung < recipe.epochs]
@@ -281,7 +293,10 @@ def sweep(
             engine.body.recompute = False
             runs = [recipe.runs[number] for number in part.numbers]
             seeds = [run.seed for run in runs]
-            groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))
+            if engine.padded is None:
+                groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))
+            else:
+                groups += _own_groups(engine.padded, engine, part.numbers, seeds, on_all=on_all)
             outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
         points, ends = [run.point for run in recipe.runs], [outcomes[number] for number in range(len(outcomes))]
         result = Sweep(points, ends, groups, recipe.validation_settings.mode or "min")
@@ -397,13 +412,26 @@ class Part:
         )
 
 
-def _parts(recipe: Recipe) -> list[Part]:
+def _own_groups(
+    padded: PaddedRuns, engine: Engine, numbers: list[int], seeds: list[int], *, on_all: bool
+) -> list[Group]:
+    """Runs that were trained together as groups of their own shapes."""
+    return [
+        Group([numbers[i] for i in own.runs], body, own.members, own.build, [seeds[i] for i in own.runs], on_all)
+        for own, body in padded.unpadded(engine.body)
+    ]
+
+
+def _parts(recipe: Recipe, padding: Padding) -> list[Part]:
     """The parts of a sweep, in the order of their training."""
-    planned = _planned(recipe)
-    group_of = {
+    planned = _planned(recipe, padding)
+    shapes = {
         number: place for place, group in enumerate(grouped(recipe.runs, recipe.training_sizes())) for number in group
     }
-    choices = {place: Choices() for place in group_of.values()}
+    together = {frozenset(shapes[number] for number in numbers): None for numbers in planned}
+    places = {group: place for place, group in enumerate(together)}
+    group_of = {numbers[0]: places[frozenset(shapes[number] for number in numbers)] for numbers in planned}
+    choices = {place: Choices() for place in places.values()}
     steps = [recipe.steps(numbers[0]) for numbers in planned]
     return [
         Part(
@@ -418,17 +446,16 @@ def _parts(recipe: Recipe) -> list[Part]:
     ]
 
 
-def _planned(recipe: Recipe) -> list[list[int]]:
+def _planned(recipe: Recipe, padding: Padding) -> list[list[int]]:
     """Groups of runs of one shape, cut to parts that fit into memory; the plan is stored with the checkpoints."""
     file = None if recipe.checkpoint is None else recipe.checkpoint.folder / "plan.json"
     fingerprint = None if file is None else recipe.fingerprint  # before the objective is tried, which it may count
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
-    for group in grouped(recipe.runs, recipe.training_sizes()):
+    for group in merged(recipe, grouped(recipe.runs, recipe.training_sizes()), padding):
         with advising(functools.partial(_out_of_memory, recipe, group[:1])):
-            apart = isinstance(recipe.initial, NewMembers) and recipe.initial.trains_shared(recipe.runs[group[0]])
-            at_once = 1 if apart else _runs_at_once(recipe, group)
+            at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
         write_record(file, {"format": FORMATS.newest, "fingerprint": fingerprint, "parts": parts})
@@ -440,6 +467,8 @@ def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
     engine = recipe.engine(group[:1])
     tell_of_split(engine.body, recipe.objective)
     size = engine.memory_needs(next(engine.feed.epoch(0))).whole
+    if differ([recipe.runs[number] for number in group]):
+        size = int(size * padded_share(recipe, group))
     pair = as_pair(recipe.data)
     metric = recipe.validation_settings.metric
     probe(
