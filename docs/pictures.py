@@ -19,6 +19,7 @@ import torch
 import dissensus as ds
 from dissensus.auditing.page import drawings
 from dissensus.pages import charts, figures, style
+from dissensus.pages import tuning as tuning_figures
 from dissensus.studies import demo_page, library
 from dissensus.studies.demo import DemoResult
 from dissensus.studies.figures import figures as study_figures
@@ -30,6 +31,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "results"
 INKS = {"light": "#1f2933", "dark": "#d6dde4"}
 _GAP = 14
 """Points between figures that stand side by side."""
+_MOST_LOSS = 1.4
+"""In multiples of independent training; beyond it, the others would look flat."""
 
 
 def line(name: str, points: Sequence[Point], measure: str) -> charts.Line:
@@ -264,6 +267,28 @@ def classes() -> list[Any]:
     return [prediction.plot(y[900:], level=0.98)]
 
 
+def tuning() -> list[Any]:
+    """The loss over β on three data sets, from the benchmark of `ds.tune`."""
+    stored = BENCHMARKS / "tuning.json"
+    rows = {(row["set"], row["seed"]): row for row in json.loads(stored.read_text())["rows"] if row["space"] == "β"}
+    drawn: list[Any] = []
+    for name in ("bioconcentration", "weather", "fashion-mnist"):
+        grid = rows[name, 0]["grid"]
+        candidates = sorted(grid["candidates"], key=lambda candidate: candidate["point"]["beta"])
+        base = candidates[0]["value"]
+        points: list[tuning_figures.SettingPoint] = []
+        for candidate in candidates:
+            value, error = candidate["value"] / base, candidate["standard_error"] / base
+            status = candidate["status"] if candidate["status"] in ("reference", "collusive") else "finalist"
+            kind = "chosen" if candidate["point"] == grid["best"] else status
+            if value < _MOST_LOSS:
+                points.append(tuning_figures.SettingPoint(candidate["point"]["beta"], value, error, kind))
+        figure = tuning_figures.over_setting(points, "β", "loss / that of β = 0")
+        figure.axes[0].set_title(name)
+        drawn.append(figure)
+    return drawn
+
+
 def as_file(figures: Sequence[Any], description: str) -> bytes:
     """Figures in rows of two as one SVG file, whose ink follows the reader's choice of light or dark pages."""
     for figure in figures:
@@ -316,6 +341,7 @@ PICTURES: dict[str, tuple[Callable[[], Sequence[Any]], str]] = {
     "plane": (plane, "Pairs of members by accuracy and diversity, and calibration, for all methods"),
     "intervals": (intervals, "Intervals of one width, and intervals as wide as the noise"),
     "sets": (classes, "Confidence, both parts of the uncertainty, and sizes of sets, for digits"),
+    "tuning": (tuning, "The loss over beta on three data sets, with the choice and what is collusive"),
 }
 """Files by name: what draws the figures, and what they show."""
 

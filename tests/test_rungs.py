@@ -70,7 +70,8 @@ def test_the_run_that_is_stopped_is_the_one_that_is_named():
     assert str(swept.history(3).stopped_by).endswith("StopFourth")
 
 
-def test_outputs_at_a_rung_are_those_of_its_weights_on_validation_data():
+@pytest.mark.parametrize("padding", [False, True])
+def test_outputs_at_a_rung_are_those_of_its_weights_on_validation_data(padding):
     class Look:
         rungs = (2,)
 
@@ -78,8 +79,8 @@ def test_outputs_at_a_rung_are_those_of_its_weights_on_validation_data():
             self.outputs, self.entries = rung.outputs(), rung.entries
 
     look = Look()
-    sweep([look])
-    whole = sweep(epochs=2)
+    sweep([look], padding=padding, backend="auto")
+    whole = sweep(epochs=2, padding=False)
     held_out = ds.data.Split(0.25).rows(Y, seed=0)[1]
     assert [entry["run"] for entry in look.entries] == list(range(6))
     for run, (outputs, targets) in enumerate(look.outputs):
@@ -137,7 +138,7 @@ def test_rungs_without_epochs_and_wrong_answers_are_refused():
         sweep([WrongPlace([1], 1)])
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 10)
     with pytest.raises(ValueError, match="be in memory"):
-        ds.sweep(build, loader, augmented, grid=POINTS[::2], epochs=2, callbacks=[Keep([1], 1)])
+        ds.sweep(build, loader, augmented, grid=POINTS[::2], epochs=2, padding=False, callbacks=[Keep([1], 1)])
 
 
 def test_a_rung_has_an_entry_a_run():

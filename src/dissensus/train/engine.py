@@ -194,7 +194,10 @@ class Engine:
             return {}
         with on(state.flat.device), self.numerics.training(), torch.no_grad(), state.evaluated():
             outputs, targets = self.validator.outputs(self)
-        return {run: (outputs[place].cpu(), targets[place].cpu()) for place, run in enumerate(state.run_ids)}
+        return {
+            run: (self.own_outputs(outputs, place).cpu(), targets[place].cpu())
+            for place, run in enumerate(state.run_ids)
+        }
 
     def _train_epoch(self) -> None:
         state = self.state

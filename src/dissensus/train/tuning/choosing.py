@@ -40,8 +40,8 @@ def resampled_interval(differences: Sequence[float], train: int, test: int, conf
     training and n₂ test rows the variance of the mean is (1/J + n₂/n₁) s² (Nadeau and Bengio 2003, section 3), with
     J − 1 degrees of freedom. One split gives NaN as ends.
 
-    >>> resampled_interval([1.0, 2.0, 3.0], train=90, test=10)
-    Interval(value=2.0, low=-0.868..., high=4.868...)
+    >>> [round(number, 3) for number in resampled_interval([1.0, 2.0, 3.0], train=90, test=10)]
+    [2.0, -0.868, 4.868]
     """
     splits = len(differences)
     mean, error = mean_and_error(differences)

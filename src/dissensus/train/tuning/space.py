@@ -22,8 +22,8 @@ class Range:
         log: Whether values are drawn on a logarithmic scale; both ends are above zero then.
         integer: Whether values are whole numbers.
 
-    >>> Range(1e-4, 1e-1, log=True).at(0.5), Range(2, 5, integer=True).at(0.99)
-    (0.0031622776601683794, 5)
+    >>> round(Range(1e-4, 1e-2, log=True).at(0.5), 6), Range(2, 5, integer=True).at(0.99)
+    (0.001, 5)
     """
 
     low: float

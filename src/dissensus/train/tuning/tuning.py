@@ -94,6 +94,8 @@ def tune(
         seed: Seed of splits, runs and proposals.
         **settings: Other settings of `dissensus.sweep`, such as ``batch_size``, ``lr``, ``patience`` or ``device``.
 
+    >>> import functools
+    >>> import torch
     >>> import dissensus as ds
     >>> x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
     >>> objective = functools.partial(ds.objectives.augmented, loss="squared_error", pool="score")
