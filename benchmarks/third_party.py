@@ -1,16 +1,19 @@
 """Networks of torch and of other libraries as members: which backends run them, and how fast a training step is.
 
 A step is forward pass, loss, backward pass and AdamW. By hand these are M modules and M optimisers in a Python loop.
-The others are one `Ensemble` under one optimiser. One process, interleaved rounds, medians. Before that, outputs and
-gradients of every backend are compared with those of the separate modules, without dropout.
+The others are one `Ensemble` under one optimiser. One process, interleaved rounds, medians. On a GPU all compute
+in bf16 autocast, and "fit" is a step of `dissensus.fit`, which captures it. Before that, outputs and gradients of every
+backend are compared with those of the separate modules, in float32 and without dropout.
 
 Rows whose package or device is not there are recorded with the reason. Numbers that were taken beside other work are
 not clean, so every row has the load of the machine (the number of processes that wanted to run, in the last minute).
 
-Usage: python benchmarks/third_party.py [--rounds 9] [--members 5] [--json FILE]
+Usage: python benchmarks/third_party.py [--rounds 9] [--members 5] [--gpu-only] [--json FILE]
 """
 
 import argparse
+import contextlib
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -18,8 +21,9 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +36,8 @@ from torch.nn import functional as F
 import dissensus as ds
 
 BACKENDS = ("loop", "vmap", "batched", "auto")
+STEPS, EPOCHS = 20, 6
+"""How `fit` is timed on a GPU: the first epochs measure backends and capture the step."""
 PACKAGES = ("transformers", "peft", "timm")
 Batch = dict[str, Tensor]
 
@@ -171,6 +177,10 @@ def image() -> Batch:
     return {"x": drawn(32, 3, 224, 224)}
 
 
+def small_image() -> Batch:
+    return {"x": drawn(128, 3, 32, 32)}
+
+
 TRANSFORMERS = ("transformers",)
 CASES = [
     Case("nn.LSTM 16-32", lambda: LastState(nn.LSTM), sequences),
@@ -182,6 +192,7 @@ CASES = [
     Case("GPT-2, width 64, 2 layers", gpt2(64, 2, 4), tokens, "logits", TRANSFORMERS),
     Case("ViT, width 64, 2 layers, 32x32", vit(64, 2, 4, 32), pixels, "logits", TRANSFORMERS),
     Case("LoRA on BERT, width 64, 2 layers", lora(64, 2, 4), tokens, "logits", ("transformers", "peft")),
+    Case("timm ResNet-18, 32x32", of_timm("resnet18"), small_image, None, ("timm",), on_gpu_only=True),
     Case("timm ResNet-18, 224x224", of_timm("resnet18"), image, None, ("timm",), on_gpu_only=True),
     Case("timm ViT-Ti/16, 224x224", of_timm("vit_tiny_patch16_224"), image, None, ("timm",), on_gpu_only=True),
     Case("timm ConvNeXt-T, 224x224", of_timm("convnext_tiny"), image, None, ("timm",), on_gpu_only=True),
@@ -195,6 +206,17 @@ def loss_of(outputs: Tensor) -> Tensor:
     """Cross-entropy of a member's logits against class 1, at every place of a dense output."""
     flat = outputs.flatten(0, -2)
     return F.cross_entropy(flat, torch.ones(len(flat), dtype=torch.int64, device=flat.device))
+
+
+def objective(outputs: Tensor, _targets: Tensor) -> ds.LossParts:
+    """The loss of the other ways, summed over members."""
+    total = len(outputs) * loss_of(outputs)
+    return ds.LossParts(total, {})
+
+
+def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """What networks are trained in: bf16 where they run on a GPU."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def part(case: Case, output: Any) -> Tensor:
@@ -215,11 +237,14 @@ def by_hand(case: Case, modules: list[nn.Module], batch: Batch) -> Callable[[], 
     trained = [[p for p in module.parameters() if p.requires_grad] for module in modules]
     optimisers = [torch.optim.AdamW(parameters, lr=1e-4) for parameters in trained]
     args, kwargs = positional(case, batch)
+    device = next(iter(batch.values())).device
 
     def step() -> None:
         for module, optimiser in zip(modules, optimisers, strict=True):
             optimiser.zero_grad()
-            loss_of(part(case, module(*args, **kwargs))).backward()
+            with autocast(device):
+                loss = loss_of(part(case, module(*args, **kwargs)))
+            loss.backward()
             optimiser.step()
 
     return step
@@ -229,14 +254,39 @@ def stacked(case: Case, ens: ds.Ensemble, batch: Batch) -> Callable[[], None]:
     """One ensemble and one optimiser."""
     optimiser = torch.optim.AdamW([p for p in ens.parameters() if p.requires_grad], lr=1e-4)
     args, kwargs = positional(case, batch)
+    device = next(iter(batch.values())).device
 
     def step() -> None:
         optimiser.zero_grad()
-        outputs = ens(*args, **kwargs)
-        (len(ens) * loss_of(outputs)).backward()  # the mean over members and examples, times members
+        with autocast(device):
+            outputs = ens(*args, **kwargs)
+            loss = len(ens) * loss_of(outputs)
+        loss.backward()  # the mean over members and examples, times members
         optimiser.step()
 
     return step
+
+
+def fitted(case: Case, members: int, batch: Batch, device: torch.device) -> dict[str, Any]:
+    """Median milliseconds of a step of `fit` on one repeated batch, and the backend that it chose."""
+    rows = len(next(iter(batch.values())))
+    inputs = {name: tensor.repeat(STEPS, *[1] * (tensor.ndim - 1)) for name, tensor in batch.items()}
+    data = (
+        inputs if case.output is not None else next(iter(inputs.values())),
+        torch.zeros(rows * STEPS, device=device),
+    )
+    ends: list[float] = []
+
+    def mark(moment: ds.Progress) -> None:
+        if moment.step % STEPS == 0:
+            torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+
+    settings = {"optimizer": "adamw", "lr": 1e-4, "precision": "bf16"}
+    ens = ensemble_of(case, members, "auto", device)
+    history = ds.fit(ens, data, objective, epochs=EPOCHS, batch_size=rows, progress=mark, **settings)
+    times = [1e3 * (b - a) / STEPS for a, b in pairwise(ends[2:])]
+    return {"milliseconds": median(times), "backend": history.backend}
 
 
 def largest_difference(case: Case, ens: ds.Ensemble, batch: Batch) -> float:
@@ -280,8 +330,10 @@ def row(case: Case, members: int, rounds: int, device: torch.device) -> dict[str
     if missing:
         return {"case": case.name, "missing": missing}
     batch = {name: tensor.to(device) for name, tensor in case.batch().items()}
-    ensembles = {backend: ensemble_of(case, members, backend, device) for backend in BACKENDS}
-    differences = {backend: largest_difference(case, ens, batch) for backend, ens in ensembles.items()}
+    backends = (*BACKENDS[:-1], "streams", BACKENDS[-1]) if device.type == "cuda" else BACKENDS
+    ensembles = {backend: ensemble_of(case, members, backend, device) for backend in backends}
+    with full_precision():
+        differences = {backend: largest_difference(case, ens, batch) for backend, ens in ensembles.items()}
     taken = {backend: ens.body.ran for backend, ens in ensembles.items()}
     refused = {
         backend: ens.choices[0].refused[backend]
@@ -292,15 +344,33 @@ def row(case: Case, members: int, rounds: int, device: torch.device) -> dict[str
     modules = [ensembles["loop"].member(i).train() for i in range(members)]
     candidates = {"by hand": by_hand(case, modules, batch)}
     candidates |= {backend: stacked(case, ens.train(), batch) for backend, ens in ran.items()}
-    return {
+    times = measured(candidates, rounds, device)
+    result = {
         "case": case.name,
         "members": members,
-        "milliseconds": measured(candidates, rounds, device),
+        "milliseconds": times,
         "auto": taken["auto"],
         "refused": refused,
         "differences": {backend: differences[backend] for backend in ran},
         "load": os.getloadavg()[0],
     }
+    del ensembles, ran, modules, candidates
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        result["fit"] = fitted(case, members, batch, device)
+    return result
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Convolutions and products without TF32, for comparisons to rounding."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def versions() -> dict[str, str]:
@@ -317,7 +387,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--members", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--gpu-only", action="store_true", help="only networks that are too large for a CPU")
+    parser.add_argument("--only", nargs="+", default=[], help="networks to run; rows of others stay as a file has them")
+    parser.add_argument("--json", type=Path, help="also write the numbers here, after every row")
     options = parser.parse_args()
     logging.getLogger("dissensus").setLevel(logging.ERROR)  # which backends refuse a network is in the table
     warnings.simplefilter("ignore")
@@ -330,12 +402,23 @@ def main() -> None:
         "rounds": options.rounds,
     }
     print(", ".join(f"{name} {value}" for name, value in made.items()))
+    names = [case.name for case in CASES]
     rows = []
+    if options.only and options.json and options.json.exists():
+        rows = [row for row in json.loads(options.json.read_text())["rows"] if row["case"] not in options.only]
     for case in CASES:
-        rows.append(row(case, options.members, options.rounds, device))
+        if (options.gpu_only and not case.on_gpu_only) or (options.only and case.name not in options.only):
+            continue
+        try:
+            rows.append(row(case, options.members, options.rounds, device))
+        except Exception as reason:  # one network that fails does not cost the rows of the others
+            rows.append({"case": case.name, "missing": f"{type(reason).__name__}: {str(reason).splitlines()[0]}"})
+        rows[-1]["source"] = made["source"]
+        gc.collect()
         print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+        rows.sort(key=lambda row: names.index(row["case"]))
+        if options.json:
+            options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

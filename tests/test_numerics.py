@@ -224,3 +224,19 @@ def test_backends_are_compared_without_the_roundings_of_tf32(monkeypatch):
         assert torch.backends.cudnn.conv.fp32_precision == "tf32"
     assert "batched" in ensemble.choices[0].milliseconds
     assert set(precisions) == {"ieee", "tf32"}, "compared in full, measured as it will be used"
+
+
+@pytest.mark.parametrize("backend", ["vmap", "auto"])
+def test_a_backend_that_runs_in_float32_is_tried_again_under_autocast(backend):
+    build = partial(ds.nets.cnn, 1, 3, 8, batch_norm=True)
+    x, y = torch.randn(6, 1, 8, 8), torch.randint(3, (6,))
+    objective = partial(ds.objectives.independent, loss="cross_entropy")
+    fresh, used = ds.Ensemble(build, 2, backend=backend), ds.Ensemble(build, 2, backend=backend)
+    used(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        used(x)  # of weights that are not packed
+    for ensemble in (fresh, used):
+        history = ds.fit(ensemble, (x, y), objective, epochs=1, batch_size=3, precision="bf16")
+        assert history.backend == "loop", "PyTorch on a CPU has no vmap of mixed convolutions"
+    for name, tensor in fresh.state_dict().items():
+        assert torch.isfinite(tensor.float()).all(), name

@@ -4,15 +4,19 @@ import copy
 import gc
 import pickle
 import weakref
+from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_members import STEPS, M, data_for, trained_alone, trained_stacked
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import dissensus as ds
+from dissensus.execution import vmapped
 
 BACKENDS = ("loop", "streams", "vmap", "batched", "auto")
 
@@ -243,3 +247,38 @@ def test_frozen_parameters_may_have_another_dtype_in_fit():
             optimiser.step()
         torch.testing.assert_close(ensemble.member(i).second.weight, module.second.weight)
         assert torch.equal(ensemble.member(i).first.weight, module.first.weight)
+
+
+def test_attention_under_vmap_on_a_gpu_takes_kernels_that_have_a_derivative_there():
+    on_gpu, on_cpu = SimpleNamespace(is_cuda=True), torch.zeros(1)
+    with suppress(KeyboardInterrupt), vmapped._attention_with_a_rule(on_gpu):
+        assert not torch.backends.cuda.mem_efficient_sdp_enabled()
+        raise KeyboardInterrupt
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    with vmapped._attention_with_a_rule(on_cpu):
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_on_a_gpu_trains_under_vmap(masked):
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+
+        def forward(self, x):
+            query, key, value = self.into(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            mask = x[:, None, None, :, 0] > -1.0 if masked else None
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            return self.head(attended.transpose(1, 2).flatten(2).mean(1))
+
+    x = torch.randn(4, 5, 8, device="cuda")
+    gradients = {}
+    for backend in ("loop", "vmap"):
+        ensemble = ds.Ensemble(Attends, 3, backend=backend).cuda()
+        ensemble(x).square().sum().backward()
+        assert ensemble.body.ran == backend
+        gradients[backend] = [parameter.grad for parameter in ensemble.parameters()]
+    for one, other in zip(gradients["loop"], gradients["vmap"], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -194,7 +194,37 @@ def keep_mask(
 
 
 def _mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float, units: Tensor | None = None) -> Tensor:
-    return random_bits(tuple(shape), key, step, units) > int(drop * 2**31) - 1  # so that drop = 1 stays within 32 bits
+    bits = random_bits(tuple(shape), key, step, _before(shape), units)
+    return bits > int(drop * 2**31) - 1  # so that drop = 1 stays within 32 bits
+
+
+_part: list[tuple[int, int]] = []
+"""The example that a part of a batch begins with, and its length, in blocks of `part_of_batch`."""
+
+
+@contextmanager
+def part_of_batch(start: int, length: int) -> Iterator[None]:
+    """A block of passes on a part of a batch, whose masks are those of the whole one at these examples.
+
+    >>> key, step = torch.tensor(7), torch.tensor(1)
+    >>> with part_of_batch(2, 3):
+    ...     part = keep_mask((3, 4), 0.5, key, step)
+    >>> torch.equal(part, keep_mask((9, 4), 0.5, key, step)[2:5])
+    True
+    """
+    _part.append((start, length))
+    try:
+        yield
+    finally:
+        _part.pop()
+
+
+def _before(shape: Sequence[int]) -> int:
+    """Positions of a mask of the whole batch that lie before those of a part; masks begin with an axis of examples."""
+    if not _part or not shape or not _part[-1][1] or shape[0] % _part[-1][1]:
+        return 0
+    start, length = _part[-1]
+    return start * (math.prod(shape) // length)
 
 
 @torch.library.custom_op("dissensus::keep_mask", mutates_args=())
@@ -217,23 +247,29 @@ def _(info: Any, in_dims: Any, key: Tensor, step: Tensor, shape: Sequence[int], 
 
 
 def random_bits(
-    shape: tuple[int, ...], key: Int[Tensor, "*K"], step: Int[Tensor, "*K"], units: Int[Tensor, "*K"] | None = None
+    shape: tuple[int, ...],
+    key: Int[Tensor, "*K"],
+    step: Int[Tensor, "*K"],
+    first: int = 0,
+    units: Int[Tensor, "*K"] | None = None,
 ) -> Int[Tensor, "..."]:
     """Whole numbers from 0 to 2³¹ − 1, ``[*K, *shape]``, that depend only on (position, key, step).
+
+    Positions count from ``first``.
 
     (key, step) are hashed into two words of 32 bits, in ``int32`` arithmetic that wraps around, so that two streams
     coincide by chance once in 2⁶⁴ pairs.
     """
     low, high, count = key.to(torch.int32), (key >> 32).to(torch.int32), step.to(torch.int32)
-    first = mixed(mixed(low ^ count) + high)
-    second = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
-    broadcast = (*first.shape, *[1] * len(shape))
+    one = mixed(mixed(low ^ count) + high)
+    other = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
+    broadcast = (*one.shape, *[1] * len(shape))
     if units is None:
-        return _positions(shape, first.view(broadcast), second.view(broadcast)) & 0x7FFFFFFF
-    before = torch.arange(math.prod(shape[:-1]), dtype=torch.int32, device=key.device).view(*shape[:-1], 1)
-    position = before * units.to(torch.int32).view(broadcast)
+        return _positions(shape, one.view(broadcast), other.view(broadcast), first) & 0x7FFFFFFF
+    rows = torch.arange(math.prod(shape[:-1]), dtype=torch.int32, device=key.device).view(*shape[:-1], 1)
+    position = (rows + first // shape[-1]) * units.to(torch.int32).view(broadcast)
     position = position + torch.arange(shape[-1], dtype=torch.int32, device=key.device)
-    return mixed(mixed(position + first.view(broadcast)) ^ second.view(broadcast)) & 0x7FFFFFFF
+    return mixed(mixed(position + one.view(broadcast)) ^ other.view(broadcast)) & 0x7FFFFFFF
 
 
 def example_keys(x: Float[Tensor, "B *S"], seed: int) -> Int[Tensor, " B"]:
@@ -257,9 +293,12 @@ def uniform(key: Int[Tensor, " B"], shape: Sequence[int]) -> Float[Tensor, "B *S
     return ((steps + 0.5) / 2**23).view(-1, *shape)
 
 
-def _positions(shape: tuple[int, ...], first: Int[Tensor, "*K"], second: Int[Tensor, "*K"]) -> Int[Tensor, "..."]:
-    """32 random bits for every position, from the two words of a stream."""
-    position = torch.arange(math.prod(shape), dtype=torch.int32, device=first.device).view(shape)
+def _positions(
+    shape: tuple[int, ...], first: Int[Tensor, "*K"], second: Int[Tensor, "*K"], start: int = 0
+) -> Int[Tensor, "..."]:
+    """32 random bits for every position from ``start`` on, from the two words of a stream."""
+    stop = start + math.prod(shape)
+    position = torch.arange(start, stop, dtype=torch.int32, device=first.device).view(shape)
     return mixed(mixed(position + first) ^ second)
 
 

@@ -94,8 +94,6 @@ def batched_plan(skeleton: Skeleton) -> list[Step]:
     """The network as a list of steps. Each step reads earlier values and adds one; the first value is the input."""
     if skeleton.output is not None:
         raise Unsupported("its output is chosen from several")
-    if skeleton.shared:
-        raise Unsupported("its members share weights")
     graph = skeleton.trace()
     reason = unsupported(skeleton.network, graph)
     if reason:
@@ -177,7 +175,7 @@ def _layer(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, POOLING_LAYERS):
         return layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
     if isinstance(layer, KeyedDropout):
-        return _stacked_dropout(layer, x)
+        return stacked_dropout(layer, x)
     if isinstance(layer, nn.Flatten):
         return x.flatten(2, layer.end_dim + 1 if layer.end_dim >= 0 else layer.end_dim)
     # In-place activations would write into the shared input, or into what a later operation of the graph still needs.
@@ -270,7 +268,8 @@ def stacked_convolution(
     return y.view(members, batch, rows, columns, out).permute(0, 1, 4, 2, 3)
 
 
-def _stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
+def stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
+    """Keyed dropout of ``x [M, B, ...]``, with the masks of each member."""
     if not layer.training or layer.p == 0:
         return x
     layer.step.add_(1)

@@ -9,6 +9,7 @@ from torch._C._functorch import (
     _set_vmap_fallback_warning_enabled,  # pyright: ignore[reportAttributeAccessIssue]  # missing in torch's stubs
 )
 
+from dissensus import calls
 from dissensus.calls import NetworkInputs, split_tensors
 from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.weights import Weights
@@ -23,7 +24,7 @@ def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
             return skeleton.passed(rebuilt(own_inputs))
 
     in_dims = (0, 0, 0 if per_member else None)
-    with _differentiable_attention(skeleton), _speed_not_warned_of():
+    with _differentiable_attention(skeleton), _attention_with_a_rule(calls.first_tensor(x)), _speed_not_warned_of():
         return torch.func.vmap(member_outputs, in_dims, randomness="different")(
             weights.stacked(), dict(buffers), inputs
         )
@@ -40,6 +41,22 @@ def _speed_not_warned_of() -> Iterator[None]:
         yield
     finally:
         _set_vmap_fallback_warning_enabled(True)
+
+
+@contextmanager
+def _attention_with_a_rule(x: Tensor) -> Iterator[None]:
+    """A block in which attention on a GPU does not take PyTorch's memory-efficient kernel.
+
+    Under ``vmap`` its derivative fails: it refuses the layout of what the forward pass has kept.
+    """
+    if not x.is_cuda or torch.compiler.is_compiling() or not torch.backends.cuda.mem_efficient_sdp_enabled():
+        yield
+        return
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_mem_efficient_sdp(True)
 
 
 def _has_attention(skeleton: Skeleton) -> bool:

@@ -28,6 +28,9 @@ from dissensus.train.sampling import MemberSampling
 from dissensus.train.shared_weights import SharedWeights
 from dissensus.train.weighting import CLASS_WEIGHTS
 
+_OF_ROWS = {"flat", "active", "moments", "optimizers", "average", "accumulated", "buffers", "epoch_buffers"}
+"""Groups of stored tensors that have one row per member."""
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -84,6 +87,8 @@ class TrainState:
     """The state of the optimizer."""
     active: Bool[Tensor, " G"]
     """Rows that train; the others rest."""
+    own: slice | None = None
+    """The members of this process, where several train one run; None: all."""
     optimizers: MemberOptimizers | None = None
     """Optimizers that the user brings, one per row; None: all rows are updated at once, with `moments`."""
     average: WeightAverage | None = None
@@ -172,7 +177,10 @@ class TrainState:
         """The rows that the latest step has sampled; None for all."""
         if self.settings.sampling is None or self.sampled is None:
             return None
-        return self.settings.sampling.rows(self.sampled)
+        rows = self.settings.sampling.rows(self.sampled)
+        if self.own is None:
+            return rows
+        return rows[(rows >= self.own.start) & (rows < self.own.stop)] - self.own.start
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -193,16 +201,18 @@ class TrainState:
         weight: Tensor | int = examples
         if self.step_weight is not None:
             own = self.step_weight if self.step_weight.ndim == 2 else self.step_weight.unsqueeze(1)
+            own = own[:, self.own] if self.own is not None and own.shape[1] > 1 else own
             # Masks of one network are not rows of their own.
             own = own if own.shape[1] in (1, self.members) else own.mean(1, keepdim=True)
             weight = own.expand(self.runs, self.members).flatten()
         return weight
 
     def update_shared(self, optimizer: str, factor: Tensor, examples: int, *, updates: bool) -> None:
-        """Update the parameters that members share, unless the run has stopped."""
+        """Update the parameters that members of each run share, unless the run has stopped."""
         assert self.shared is not None
-        weight = self._weight_of_batch(examples)
-        weight = weight.mean().reshape(1) if isinstance(weight, Tensor) else weight
+        weight: Tensor | int = examples
+        if self.step_weight is not None:  # of all members, in a parallel training too
+            weight = self.step_weight.view(self.runs, -1).mean(1)
         self.shared.update(optimizer, factor, self.active_runs(), weight, updates=updates)
 
     def begin_epoch(self) -> None:
@@ -259,9 +269,11 @@ class TrainState:
         if self.average is not None:
             self.average.adopt(self.flat, rows)
         if self.shared is not None:
-            rule = None if self.stopping is None else self.stopping
-            best = rule is not None and rule.rule.keep == "best" and bool((rule.best_epoch > 0).any())
-            self.shared.finish(best=best)
+            best = torch.zeros_like(done)
+            if self.stopping is not None and self.stopping.rule.keep == "best":
+                best = self.stopping.best_epoch > 0
+            device = self.flat.device
+            self.shared.finish(done.to(device), best.to(device))
         if self.stopping is not None:
             self.stopping.restore(self.flat, rows)
             for place, best in enumerate(self.stopping.best_epochs(self.runs)):
@@ -279,6 +291,10 @@ class TrainState:
         places = [run * self.members + member for run in retired for member in range(self.members)]
         for name, tensor in tensors.items():
             self.finished[name][places] = tensor[rows]
+        if self.shared is not None:
+            if "shared" not in self.finished:
+                self.finished["shared"] = torch.zeros_like(self.shared.flat.detach())
+            self.finished["shared"][retired] = self.shared.flat.detach()[done.to(self.flat.device)]
         self.select(~done)
         return True
 
@@ -288,6 +304,9 @@ class TrainState:
         flat = self.flat.detach()[rows]
         self.body.attach(flat, selected_rows(self.body.state(), rows))
         self.flat = flat.requires_grad_()
+        if self.shared is not None:
+            self.shared.select(runs.to(flat.device))
+            self.body.attach_shared(self.shared.flat)
         self.moments = selected_rows(self.moments, rows)
         if self.optimizers is not None:
             self.optimizers.select(rows)
@@ -308,8 +327,11 @@ class TrainState:
     def finish(self) -> None:
         """Attach the weights of all runs to the body."""
         if self.finished:
-            self.flat = self.finished.pop("flat")
+            self.flat, shared = self.finished.pop("flat"), self.finished.pop("shared", None)
             self.body.attach(self.flat, {name.partition("/")[2]: t for name, t in self.finished.items()})
+            if self.shared is not None and shared is not None:
+                self.shared.flat = shared
+                self.body.attach_shared(shared)
             self.finished = {}
         self.flat.requires_grad_(False)
         if self.shared is not None:
@@ -319,7 +341,9 @@ class TrainState:
         """Everything that a checkpoint must hold, as tensors."""
         groups: dict[str, Mapping[str, Tensor]] = {
             "moments": self.moments,
-            "optimizers": {} if self.optimizers is None else self.optimizers.tensors(),
+            "optimizers": {}
+            if self.optimizers is None
+            else self.optimizers.tensors(0 if self.own is None else self.own.start),
             "average": {} if self.average is None else self.average.tensors(),
             "accumulated": {} if self.accumulated is None else self.accumulated.tensors(),
             "shared": {} if self.shared is None else self.shared.tensors(),
@@ -333,6 +357,24 @@ class TrainState:
         }
         grouped = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return {"flat": self.flat, "active": self.active, **grouped}
+
+    def has_rows(self, name: str) -> bool:
+        """Whether a tensor of `tensors` has one row per member; the others are the same in all processes."""
+        group, _, key = name.partition("/")
+        if group == "stopping" and self.stopping is not None and self.stopping.rule.per_member:
+            return True
+        stopping = key == "best_flat" or key.startswith("best_state.")
+        return group in _OF_ROWS or (group == "stopping" and stopping)
+
+    def rows(self, name: str) -> slice | None:
+        """The rows of a stored tensor that belong to this process; None for all."""
+        if self.own is None:
+            return None
+        group, _, key = name.partition("/")
+        if group == "optimizers":
+            row = key.partition("/")[0]
+            return None if key == "facts" or self.own.start <= int(row) < self.own.stop else slice(0, 0)
+        return self.own if self.has_rows(name) else None
 
     def python_tensors(self) -> dict[str, Tensor]:
         """Generators and variables outside of the library, as a checkpoint holds them."""
@@ -384,7 +426,7 @@ class TrainState:
         self.resting = not bool(self.active.all())
         if self.optimizers is not None and facts["run_ids"]:
             self.optimizers.follow(flat)
-            self.optimizers.load(on_device["optimizers"])
+            self.optimizers.load(on_device["optimizers"], self.own)
         for name, average in (("average", self.average), ("accumulated", self.accumulated)):
             if average is not None:
                 average.load(on_device[name])
@@ -398,6 +440,9 @@ class TrainState:
         self.epoch, self.in_epoch, self.steps = facts["epoch"], facts["in_epoch"], facts["steps"]
         self.examples, self.seconds, self.started = facts["examples"], facts["seconds"], time.perf_counter()
         self.best_epochs, self.histories = dict(facts["best_epochs"]), dict(facts["histories"])
+        if self.own is not None:
+            of_members = {run: epochs for run, epochs in self.best_epochs.items() if isinstance(epochs, list)}
+            self.best_epochs |= {run: epochs[self.own] for run, epochs in of_members.items()}
         self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
         self.stops = {run: Stop(*stop) for run, *stop in facts.get("stops", ())}
         self.backend, self.members_at_once = facts["backend"], facts["members_at_once"]
