@@ -86,7 +86,13 @@ def test_widths_depths_and_members_together_equal_separate_trainings(optimizer, 
 
 def test_runs_that_stop_early_leave_the_others(computations):
     grid = {"width": [3, 6], "depth": [1, 2], "members": [2, 3], "beta": [0.0, 0.6]}
-    settings = {"validation": 0.3, "patience": 2, "min_delta": 0.01, "epochs": 12, "track": {"members": lambda outputs, targets: len(outputs)}}
+    settings = {
+        "validation": 0.3,
+        "patience": 2,
+        "min_delta": 0.01,
+        "epochs": 12,
+        "track": {"members": lambda outputs, _: len(outputs)},
+    }
     padded = swept(perceptron, grid, padding=True, **settings)
     assert computations == [16]
     ends = {len(padded.history(number).epochs) for number in range(len(padded))}
