@@ -86,7 +86,13 @@ def test_widths_depths_and_members_together_equal_separate_trainings(optimizer, 
 
 def test_runs_that_stop_early_leave_the_others(computations):
     grid = {"width": [3, 6], "depth": [1, 2], "members": [2, 3], "beta": [0.0, 0.6]}
-    settings = {"validation": 0.3, "patience": 1, "min_delta": 0.03, "epochs": 12, "track": {"members": len}}
+    settings = {
+        "validation": 0.3,
+        "patience": 2,
+        "min_delta": 0.01,
+        "epochs": 12,
+        "track": {"members": lambda outputs, _: len(outputs)},
+    }
     padded = swept(perceptron, grid, padding=True, **settings)
     assert computations == [16]
     ends = {len(padded.history(number).epochs) for number in range(len(padded))}
@@ -177,7 +183,7 @@ def test_padding_is_done_where_it_is_faster(computations):
     swept(perceptron, small, members=2, epochs=1)
     assert computations == [4]
     computations.clear()
-    swept(perceptron, {"width": [2, 900], "beta": [0.3], "seed": list(range(6))}, members=8, epochs=1)
+    swept(perceptron, {"width": [2, 3000], "beta": [0.3], "seed": list(range(6))}, members=8, epochs=1)
     assert computations == [6, 6]
     computations.clear()
     swept(perceptron, small, members=2, epochs=1, backend="loop")
