@@ -149,11 +149,13 @@ class Engine:
     def train(self) -> None:
         """Train until every run is done; the body then has the trained weights, or the best ones of validation."""
         state = self.state
+        state.body.passes = (self.epochs - state.epoch) * len(self.feed) - state.in_epoch
         try:
             with on(state.flat.device), self.numerics.training():
                 while state.epoch < self.epochs and state.runs:
                     self._train_epoch()
         finally:
+            state.body.passes = None
             self._retire(torch.ones(state.runs, dtype=torch.bool))
             state.finish()
 
