@@ -126,7 +126,7 @@ class TrialPass(NamedTuple):
         leaves = [*self.weights.leaves(), *(tensor for tensor in tensors(x) if tensor.requires_grad)]
         if output.requires_grad and leaves:
             # A gradient of full size, as losses give it. That of a sum is one number, and ranks backends otherwise.
-            torch.autograd.grad(output, leaves, output.detach(), allow_unused=True)
+            torch.autograd.grad((output * output.detach()).sum(), leaves, allow_unused=True)
 
 
 def chosen(
