@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dissensus.execution import graphs
+
 HOST_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default}
 """Operations whose results the host needs. A capture on a GPU fails there."""
 
@@ -46,6 +48,22 @@ class _Operations(TorchDispatchMode):
         self.calls.append((function, args, kwargs, result))
         return result
 
+    def undo(self):
+        """Put memory from outside back to what it held before."""
+        for storage, contents in self.outer.values():
+            storage.copy_(contents)
+
+    @torch.no_grad()
+    def replay(self):
+        """Do the recorded operations again."""
+        for call, args, kwargs, result in self.calls:
+            repeated = call(*args, **kwargs)
+            if call.namespace == "_c10d_functional":  # a collective goes on in the background
+                repeated = torch.ops._c10d_functional.wait_tensor(repeated)
+            for old, new in zip(tensors_in(result), tensors_in(repeated), strict=True):
+                if old.numel() and old.data_ptr() != new.data_ptr():
+                    old.detach().copy_(new)
+
 
 def recorded(function, generators=(), *, host_reads=False):
     """A replay of a function. As after a capture, the recording itself has no effect on tensors and generators.
@@ -55,20 +73,49 @@ def recorded(function, generators=(), *, host_reads=False):
     states = [generator.get_state() for generator in generators]
     with _Operations(host_reads) as operations:
         function()
-    for storage, contents in operations.outer.values():
-        storage.copy_(contents)
+    operations.undo()
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
+    return operations.replay
 
-    @torch.no_grad()
-    def replay():
-        for call, args, kwargs, result in operations.calls:
-            repeated = call(*args, **kwargs)
-            for old, new in zip(tensors_in(result), tensors_in(repeated), strict=True):
-                if old.numel() and old.data_ptr() != new.data_ptr():
-                    old.detach().copy_(new)
 
-    return replay
+class Pieces:
+    """A capture in pieces on a CPU: operations are recorded, and what is left to the host runs at every replay."""
+
+    def __init__(self):
+        self.steps, self.operations = [], []
+
+    def begin(self):
+        self.operations.append(_Operations(host_reads=False))
+        self.operations[-1].__enter__()
+
+    def end(self):
+        self.operations[-1].__exit__(None, None, None)
+        self.steps.append(self.operations[-1].replay)
+
+    @classmethod
+    def capture(cls, function, generators=()):
+        """A replay of a function, as by `recorded`."""
+        states = [generator.get_state() for generator in generators]
+        pieces = cls()
+        graphs._pieces.append(pieces)
+        try:
+            pieces.begin()
+            function()
+            pieces.end()
+        finally:
+            graphs._pieces.pop()
+        assert len(pieces.operations) > 1, "nothing was left to the host"
+        for operations in reversed(pieces.operations):
+            operations.undo()
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+        def replay():
+            for step in pieces.steps:
+                step()
+
+        return replay
 
 
 class Captures:

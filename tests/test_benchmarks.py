@@ -1,7 +1,10 @@
 """Benchmarks record how their results were made."""
 
 import importlib
+import importlib.util
 import json
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,3 +86,43 @@ def test_third_party_networks_are_timed_compared_and_told_why_not(monkeypatch):
     assert models.cells(absent)[-1] == "no_such_package: No module named 'no_such_package'"
     big = third_party.Case("big", torch.nn.Identity, dict, on_gpu_only=True)
     assert third_party.row(big, 2, 1, on_cpu) == {"case": "big", "missing": "needs a GPU"}
+
+
+def loaded(monkeypatch, name, file):
+    """A script as a module; two of them have one name."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "docs" / "tables")
+    sharing = loaded(monkeypatch, "measured_sharing", BENCHMARKS / "sharing.py")
+    table = loaded(monkeypatch, "table_of_sharing", BENCHMARKS.parent / "docs" / "tables" / "sharing.py")
+    case = sharing.Case(
+        "BERT (plain torch)",
+        partial(sharing.plain_bert, 8, 1, 2),
+        lambda: {"x": sharing.tokens(4, 6)["input_ids"]},
+        "head",
+        ("query", "value"),
+    )
+    record = sharing.Record({"threads": "9", "command": "python benchmarks/sharing.py"}, tmp_path / "rows.json")
+    sharing.measure([case], [4, 1], 1, 1, None, torch.device("cpu"), record)
+    rows = {(row["way"], row["members"]): row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert len(rows) == 8
+    assert (rows["full copies", 1]["operations"], rows["full copies", 4]["operations"]) == (1.0, 4.0)
+    # Operations of a frozen trunk are those of one forward pass, whatever the number of heads.
+    assert 0 < rows["heads", 4]["operations"] - rows["heads", 1]["operations"] < 0.2 * rows["heads", 1]["operations"]
+    assert rows["heads", 4]["products"] == rows["heads", 1]["products"] < rows["full copies", 1]["products"]
+    sharing.measure([case], [2], 1, 1, -1.0, torch.device("cpu"), record)
+    stored = json.loads((tmp_path / "rows.json").read_text())
+    assert [entry["reason"] for entry in stored["left_out"]] == ["no time was left"] * len(sharing.WAYS)
+    text = table.of_machine(stored)
+    assert "| BERT (plain torch) | heads | 4 |" in text
+    assert "Left out: BERT (plain torch), LoRA, M = 2 (no time was left)." in text
+    assert "kernels" not in text  # a CPU has none
+    assert table.cell({"kernels": 12, "one_kernels": 4}, "kernels") == "3.0"

@@ -1,5 +1,17 @@
-"""Members over several processes give what one process gives, to rounding."""
+"""Members over several processes give what one process gives, to rounding.
 
+Processes are started once for each number of ranks; they do all jobs, one after the other, and store what came out.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,12 +19,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from recording import Captures, Pieces, recorded
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 import dissensus as ds
 from dissensus import objectives
-from dissensus.train import Convergence
+from dissensus.train import Convergence, capture, recipe
+from dissensus.train.checkpoint import checkpoints_in
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
@@ -20,6 +34,8 @@ pytestmark = pytest.mark.skipif(
 MEMBERS = 5
 JOINT = partial(objectives.joint, loss="cross_entropy", pool="probability")
 INDEPENDENT = partial(objectives.independent, loss="cross_entropy")
+ATTACK = ds.train.AdversarialTraining(0.1, steps=2, box=(-9.0, 9.0), norm="l2")
+"""Without signs, which would make large differences of rounded gradients."""
 
 
 def _network() -> nn.Module:
@@ -33,45 +49,113 @@ def _regressor() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
 
 
+class _Attention(nn.Module):
+    """Dropout of attention weights, of functions and of whole examples; statistics of no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(1, 8), nn.Linear(8, 7)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.drop, self.norm = nn.Dropout1d(0.2), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x.unsqueeze(-1))
+        x = self.norm(x + self.drop(self.attention(x, x, x, need_weights=False)[0]))
+        return self.head(torch.nn.functional.dropout(x.mean(1), 0.2, self.training))
+
+
+def _attention() -> nn.Module:
+    return _Attention().double()
+
+
+_base = [_regressor()]
+
+
+def _adapted() -> nn.Module:
+    return ds.adapters.batch_ensemble(_base[0])
+
+
 def _data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 4, generator=generator, dtype=torch.float64)
     return x, torch.randint(7, (40,), generator=generator), torch.randn(16, 4, generator=generator, dtype=torch.float64)
 
 
+def _jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def _same(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x
+
+
+REGRESSION = {"gradient_adjusted", "negative_correlation", "shared", "shared sum", "regression"}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    **dict.fromkeys(REGRESSION, _regressor),
+    **dict.fromkeys(("shared", "shared sum"), _adapted),
+    **dict.fromkeys(("attention", "coupled examples", "attacked regression", "each member of data"), _attention),
+}
+
+
 def _cases() -> dict[str, tuple[Any, dict[str, Any]]]:
     """Objective and settings of every case; five epochs of four steps are twenty steps."""
     held_out = _data()[:2]
+    squared = partial(objectives.augmented, beta=0.5, loss="squared_error", pool="score")
+    augmented = partial(objectives.augmented, beta=0.5, loss="cross_entropy", pool="probability")
+    unlabelled, sgd = {"unlabelled": _data()[2]}, {"optimizer": "sgd", "lr": 0.1}
     return {
         "independent": (INDEPENDENT, {}),
-        "augmented": (partial(objectives.augmented, beta=0.5, loss="cross_entropy", pool="probability"), {}),
+        "augmented": (augmented, {}),
         "joint": (JOINT, {}),
         "adp": (partial(objectives.adp, alpha=1.0, beta=0.5), {}),
         "ldr": (partial(objectives.ldr, strength=0.3), {}),
-        "a2d": (partial(objectives.a2d, strength=0.3), {"unlabelled": _data()[2]}),
+        "a2d": (partial(objectives.a2d, strength=0.3), unlabelled),
+        "divdis": (partial(objectives.divdis, strength=0.3), unlabelled),
         "gradient_adjusted": (partial(objectives.gradient_adjusted, alpha=0.5), {}),
         "negative_correlation": (partial(objectives.negative_correlation, strength=0.3, loss="squared_error"), {}),
+        "draws": (partial(objectives.learner_dropout, loss="cross_entropy", pool="probability", drop=0.4), {}),
+        "sampled": (partial(objectives.ldr, strength=0.3), {"active_members": 2}),
+        "attacked": (JOINT, {"adversarial": ATTACK}),
+        "attacked apart": (INDEPENDENT, {"adversarial": replace(ATTACK, against="members")}),
+        "trades": (
+            partial(objectives.trades, strength=0.5),
+            {"adversarial": replace(ATTACK, beside=True, random_start=True)},
+        ),
+        "shared": (squared, {"ema": 0.9, "clip_norm": 0.5, "accumulate": 2}),
+        "shared sum": (squared, {"shared_gradient": "sum", "validation": 0.2}),
+        "regression": (squared, {"accumulate": 2, "clip_norm": 0.5}),
+        "coupled examples": (partial(objectives.divdis, strength=0.3), {**unlabelled, **sgd}),
+        "attacked regression": (JOINT, {"adversarial": ATTACK, **sgd}),
+        "each member of data": (
+            INDEPENDENT,
+            {"validation": held_out, "watch": "member", "patience": 1, "min_delta": 0.15, **sgd},
+        ),
+        "attention": (augmented, sgd),  # the bias of keys has no gradient but rounding
         "rates of members": (JOINT, {"lr": [0.01, 0.02, 0.03, 0.04, 0.05], "clip_norm": 0.5, "ema": 0.9}),
+        "own optimizer": (JOINT, {"optimizer": partial(torch.optim.NAdam, lr=0.01), "lr": None}),
+        "momentum": (JOINT, {"optimizer": "sgd", "momentum": [0.0, 0.0, 0.0, 0.9, 0.5]}),
         "frozen": (JOINT, {"frozen": [3, 4]}),
         "converged": (INDEPENDENT, {"freeze": Convergence(patience=1, tolerance=0.2)}),
         "early stopping": (JOINT, {"validation": held_out, "patience": 1, "min_delta": 0.15}),
         "frozen, validated": (JOINT, {"validation": held_out, "frozen": [0, 1, 2]}),
-        "each member": (
-            INDEPENDENT,
-            {"validation": held_out, "watch": "member", "patience": 1, "min_delta": 0.15},
-        ),
+        "each member": (INDEPENDENT, {"validation": held_out, "watch": "member", "patience": 1, "min_delta": 0.15}),
         "callback": (JOINT, {"callbacks": [lambda entry: entry["epoch"] == 2]}),
-        "bagging": (INDEPENDENT, {"bootstrap": True}),
+        "bagging": (INDEPENDENT, {"bootstrap": True, "accumulate": 2}),
+        "augmentations": (JOINT, {"augment": [_jitter, _same, _jitter, _same, _jitter]}),
     }
 
 
-def _trained(name: str, parallel: Any) -> tuple[dict[str, torch.Tensor], ds.History]:
+def _trained(
+    name: str, parallel: Any, backend: str = "auto", count: int = MEMBERS, **more: Any
+) -> tuple[dict[str, torch.Tensor], ds.History]:
     objective, settings = _cases()[name]
     x, y, _ = _data()
-    regression = name in ("gradient_adjusted", "negative_correlation")
-    ens = ds.Ensemble(_regressor if regression else _network, members=MEMBERS, seed=1)
-    targets = x[:, :1].sin() if regression else y
-    settings = {"lr": 0.02, **settings}
+    shared = ds.adapters.SHARED if name.startswith("shared") else None
+    torch.manual_seed(0)
+    _base[0] = _regressor()
+    ens = ds.Ensemble(NETWORKS.get(name, _network), count, 1, backend, shared=shared)
+    targets = x[:, :1].sin() if name in REGRESSION else y
+    settings = {"lr": 0.02, **settings, **more}
     history = ds.fit(ens, (x, targets), objective, epochs=5, batch_size=10, seed=3, parallel=parallel, **settings)
     return dict(ens.state_dict()), history
 
@@ -86,93 +170,382 @@ def _diverged(parallel: Any) -> tuple[str, list[int]]:
     return told.value.part, told.value.members
 
 
-def _join(rank: int, size: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+class _Breaks:
+    """Breaks training off after one epoch and a half."""
+
+    def on_step(self, entry: dict[str, Any]) -> None:
+        if entry["step"] == 6:
+            raise KeyboardInterrupt
 
 
-def _rank(rank: int, size: int, folder: str, names: list[str]) -> None:
-    _join(rank, size, folder)
-    results = {name: _trained(name, "members") for name in names}
-    torch.save((results, _diverged("members")), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+DATA_PARALLEL = ("coupled examples", "attention", "regression", "attacked regression", "shared", "each member of data")
+CHECKPOINTED = ("joint", "shared", "each member", "own optimizer", "bagging")
 
 
-def _check(size: int, folder: Path, names: list[str]) -> None:
-    spawn(_rank, (size, str(folder), names), size)
-    ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
-    for name in names:
-        tensors, history = _trained(name, None)
-        for results, _ in ranks:
-            own, record = results[name]
-            for key, tensor in tensors.items():
-                torch.testing.assert_close(own[key], tensor, rtol=1e-9, atol=1e-11, msg=f"{name}: {key} differs")
-            assert record == ranks[0][0][name][1], name
-            assert record.steps == history.steps, name
-            assert (record.best_epoch, record.frozen_at) == (history.best_epoch, history.frozen_at), name
-            assert (record.stopped_early, record.stopped_by) == (history.stopped_early, history.stopped_by), name
-            for mine, expected in zip(record.epochs, history.epochs, strict=True):
-                assert mine.keys() == expected.keys()
-                for key in mine.keys() - {"seconds"}:
-                    assert mine[key] == pytest.approx(expected[key], rel=1e-8), (name, key)
-    told = _diverged(None)
-    assert all(own == told for _, own in ranks)
+def _broken_off(name: str, parallel: Any, folder: Path) -> str:
+    with pytest.raises((KeyboardInterrupt, ds.train.RankFailed)) as told:
+        _trained(name, parallel, checkpoint=folder / name, checkpoint_seconds=0, callbacks=[_Breaks()])
+    return f"{told.typename}: {told.value}"
 
 
-def test_five_members_on_two_ranks(tmp_path: Path) -> None:
-    _check(2, tmp_path, list(_cases()))
+def _resumed(name: str, parallel: Any, folder: Path) -> tuple[dict[str, torch.Tensor], ds.History]:
+    return _trained(name, parallel, checkpoint=folder / name, checkpoint_seconds=0, resume=True)
 
 
-@pytest.mark.slow
-def test_five_members_on_four_ranks(tmp_path: Path) -> None:
-    _check(4, tmp_path, ["joint", "ldr", "each member", "rates of members"])
+def _resumed_copy(name: str, folder: Path) -> tuple[dict[str, torch.Tensor], ds.History]:
+    """What one process makes of a checkpoint of two."""
+    shutil.copytree(folder / "two" / name, folder / "copy" / name)
+    return _resumed(name, None, folder / "copy")
 
 
-def test_without_torchrun_nothing_changes() -> None:
-    one, other = _trained("joint", None), _trained("joint", "members")
-    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+def _alone(job: Callable[[], Any]) -> Any:
+    """What the first rank makes of a job; the others wait for it."""
+    result = job() if dist.get_rank() == 0 else None
+    dist.barrier()
+    return result
 
 
-def test_several_processes_per_member_are_refused() -> None:
-    with pytest.raises(ValueError, match="`parallel` must be 'members' or None"):
-        _trained("joint", "members+data")
+def _captured(name: str, *, pieces: bool) -> tuple[Any, int]:
+    """A training whose steps are recorded and replayed, with collectives inside or between them."""
+    counts, before = Captures(Pieces.capture if pieces else recorded), recipe.graph_steps
+    recipe.graph_steps = lambda engine: capture.GraphSteps(lambda: counts)
+    try:
+        return _trained(name, "members", "loop"), counts.replays
+    finally:
+        recipe.graph_steps = before
 
 
-def _failing(rank: int, size: int, folder: str) -> None:
-    _join(rank, size, folder)
+def _several(name: str, members: int) -> tuple[dict[str, torch.Tensor], ds.History]:
+    """A training in which processes share the batches of their members."""
+    return _trained(name, "members+data", count=members)
+
+
+def _built_apart(folder: Path) -> dict[str, Any]:
+    """What an ensemble does of which each process has built its members only."""
+    x, y, _ = _data()
+    built: list[int] = []
+
+    def build() -> nn.Module:
+        built.append(1)
+        return _network()
+
+    ens = ds.Ensemble(build, MEMBERS, 1, parallel="members")
+    history = ds.fit(ens, (x, y), JOINT, epochs=5, batch_size=10, seed=3, lr=0.02)
+    ens.save(folder / "apart")
+    result: dict[str, Any] = {"built": len(built), "own": ens.own, "here": len(ens.body), "trained": ens.gathered()}
+    result["outputs"] = ens.predict(x, batch_size=16)
+    result["in a file"] = torch.equal(ens.predict(x, 16, file=folder / "outputs.npy"), result["outputs"])
+    result["targets"] = ens.predict((x, y), targets=True)[1]
+    with pytest.raises(ValueError, match="`ensemble` must hold all members for a pass; got members"):
+        ens(x)
+    with pytest.raises(ValueError, match=r"Use ens.gathered\(\)"):
+        ens[0]
+    with pytest.raises(ValueError, match="`parallel` must be that of the ensemble; got 'members\\+data'"):
+        ds.fit(ens, (x, y), JOINT, epochs=1, parallel="members+data")
+    loaded = ds.Ensemble.load(folder / "apart", _network, parallel="members")
+    result["loaded"] = len(loaded.body), loaded.gathered()
+    shared = ds.Ensemble(_adapted, 3, shared=ds.adapters.SHARED, parallel="members")
+    result["shared"] = shared.gathered()
+    result["epochs"] = len(history.epochs)
+    return result
+
+
+def _failing(*, here: bool) -> str:
+    """What a training ends with whose objective fails on one rank."""
     x, y, _ = _data()
 
     def objective(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
-        if rank == 1:
+        if here:
             raise ValueError("no more paper")
         return JOINT(outputs, targets)
 
     try:
         ds.fit(ds.Ensemble(_network, members=MEMBERS), (x, y), objective, epochs=2, parallel="members")
     except Exception as reason:
-        Path(folder, f"{rank}.txt").write_text(f"{type(reason).__name__}: {reason}")
+        return f"{type(reason).__name__}: {reason}"
+    return ""
 
 
-def _refused(rank: int, size: int, folder: str) -> None:
-    _join(rank, size, folder)
+def _killed(*, here: bool) -> str:
+    """What a training ends with, one process of which is killed in the middle of it."""
+
+    def objective(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        steps.append(1)
+        if here and len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return JOINT(outputs, targets)
+
+    steps: list[int] = []
     x, y, _ = _data()
-    with pytest.raises(ValueError, match="`active_members` must be left out"):
-        ds.fit(ds.Ensemble(_network), (x, y), JOINT, epochs=1, active_members=2, parallel="members")
-    with pytest.raises(ValueError, match="2 processes, 1 members"):
-        ds.fit(ds.Ensemble(_network, members=1), (x, y), JOINT, epochs=1, parallel="members")
-    Path(folder, f"refused-{rank}").touch()
+    try:
+        ds.fit(ds.Ensemble(_network, MEMBERS), (x, y), objective, epochs=5, batch_size=10, parallel="members")
+    except Exception as reason:
+        return f"{type(reason).__name__}: {reason}"
+    return ""
+
+
+def _refused(size: int) -> None:
+    x, y, _ = _data()
+    run = partial(ds.fit, data=(x, y), objective=JOINT, epochs=1)
+    with pytest.raises(ValueError, match="`sequential` must be left out with parallel='members'"):
+        run(ds.Ensemble(_network), sequential=True, parallel="members")
+    with pytest.raises(ValueError, match=f"{size} processes, 1 members"):
+        run(ds.Ensemble(_network, members=1), parallel="members")
+    mixed = ds.Ensemble.from_modules([_network(), nn.Linear(4, 7).double()])
+    with pytest.raises(ValueError, match="members of one architecture with parallel='members'"):
+        run(mixed, parallel="members")
+    masked = ds.masks.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7)).double(), 4, 2.0)
+    with pytest.raises(ValueError, match="members of their own weights with parallel='members'; got a Masked network"):
+        run(masked, parallel="members")
+
+
+def _join(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("dissensus").setLevel(logging.ERROR)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+
+
+def _done(jobs: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What came out of all jobs; the words of an error where one did not succeed, so that the others are done."""
+    results: dict[str, Any] = {}
+    for name, job in jobs.items():
+        try:
+            results[name] = job()
+        except Exception:
+            results[name] = traceback.format_exc()
+    return results
+
+
+def _two(rank: int, folder: str) -> None:
+    _join(rank, 2, folder)
+    place = Path(folder)
+    jobs: dict[str, Callable[[], Any]] = {f"case/{name}": partial(_trained, name, "members") for name in _cases()}
+    jobs["diverged"] = partial(_diverged, "members")
+    for name in ("joint", "shared", "attention"):
+        for pieces in (False, True):
+            jobs[f"captured/{name}/{pieces}"] = partial(_captured, name, pieces=pieces)
+    for name in CHECKPOINTED:
+        jobs[f"begun/{name}"] = partial(_alone, partial(_broken_off, name, None, place / "one"))
+        jobs[f"resumed/{name}"] = partial(_resumed, name, "members", place / "one")
+        jobs[f"broken off/{name}"] = partial(_broken_off, name, "members", place / "two")
+        jobs[f"resumed alone/{name}"] = partial(_alone, partial(_resumed_copy, name, place))
+    jobs["built apart"] = partial(_built_apart, place)
+    for name in ("attention", "regression", "shared"):
+        jobs[f"data/{name}"] = partial(_several, name, 1)
+    jobs["refused"] = partial(_refused, 2)
+    jobs["failed"] = partial(_failing, here=rank == 1)
+    results = _done(jobs)
+    torch.save(results, place / f"{rank}.pt")
+    results["killed"] = _killed(here=rank == 1)  # of which only rank 0 comes back
+    torch.save(results, place / f"{rank}.pt")
+    os._exit(0)
+
+
+def _four(rank: int, folder: str) -> None:
+    _join(rank, 4, folder)
+    names = ("joint", "ldr", "each member", "sampled")
+    jobs: dict[str, Callable[[], Any]] = {f"case/{name}": partial(_trained, name, "members") for name in names}
+    for name in CHECKPOINTED:
+        jobs[f"resumed/{name}"] = partial(_resumed, name, "members", Path(folder) / "two")
+    for name in DATA_PARALLEL:
+        jobs[f"data/{name}"] = partial(_several, name, 3)
+    torch.save(_done(jobs), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def test_a_rank_that_fails_tells_the_others(tmp_path: Path) -> None:
-    spawn(_failing, (2, str(tmp_path)), 2)
-    assert (tmp_path / "1.txt").read_text() == "ValueError: no more paper"
-    told = (tmp_path / "0.txt").read_text()
-    assert told.startswith("RankFailed")
-    assert "rank 1: ValueError: no more paper" in told
+def _results(function: Callable[..., None], size: int, folder: Path) -> list[dict[str, Any]]:
+    context: Any = spawn(function, (str(folder),), size, join=False)
+    for process in context.processes:
+        process.join(300)
+    hanging = [process for process in context.processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+    assert not hanging
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ranks meet, and checkpoints are."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> list[dict[str, Any]]:
+    """What each of two ranks has made of all jobs."""
+    return _results(_two, 2, folder)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[[str], tuple[dict[str, torch.Tensor], ds.History]]:
+    """What one process makes of a case."""
+    known: dict[str, Any] = {}
+
+    def of(name: str) -> Any:
+        if name not in known:
+            known[name] = _trained(name, None)
+        return known[name]
+
+    return of
+
+
+def _check(actual: Any, expected: Any, others: Any) -> None:
+    """Equal weights to rounding, and histories that agree in everything but seconds; the same on all ranks."""
+    assert not isinstance(actual, str), actual
+    (own, record), (tensors, history) = actual, expected
+    for key, tensor in tensors.items():
+        torch.testing.assert_close(own[key], tensor, rtol=1e-9, atol=1e-11, msg=lambda words, k=key: f"{k}: {words}")
+    assert repr(record) == repr(others[1])  # NaN, of members that an epoch has not sampled, equals nothing
+    assert record.steps == history.steps
+    assert (record.best_epoch, record.frozen_at) == (history.best_epoch, history.frozen_at)
+    assert (record.stopped_early, record.stopped_by) == (history.stopped_early, history.stopped_by)
+    for mine, entry in zip(record.epochs, history.epochs, strict=True):
+        assert mine.keys() == entry.keys()
+        for key in mine.keys() - {"seconds"}:
+            assert mine[key] == pytest.approx(entry[key], rel=1e-8, nan_ok=True), key
+
+
+@pytest.mark.parametrize("name", list(_cases()))
+def test_five_members_on_two_ranks_equal_one_process(name, two, expected):
+    for results in two:
+        _check(results[f"case/{name}"], expected(name), two[0][f"case/{name}"])
+
+
+def test_a_failure_on_one_rank_is_told_on_all(two):
+    told = _diverged(None)
+    assert all(results["diverged"] == told for results in two)
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("name", ["joint", "shared", "attention"])
+def test_captured_steps_hold_collectives_or_leave_them_to_the_host(name, pieces, two, expected):
+    for results in two:
+        trained, replays = results[f"captured/{name}/{pieces}"]
+        _check(trained, expected(name), two[0][f"captured/{name}/{pieces}"][0])
+        assert replays > 10
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_two_ranks_go_on_from_a_checkpoint_of_one_process(name, two, expected):
+    for results in two:
+        _check(results[f"resumed/{name}"], expected(name), two[0][f"resumed/{name}"])
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_one_process_goes_on_from_a_checkpoint_of_two_ranks(name, two, expected, folder):
+    assert two[0][f"broken off/{name}"].startswith("KeyboardInterrupt")
+    assert "rank 0: KeyboardInterrupt" in two[1][f"broken off/{name}"]
+    newest = checkpoints_in(folder / "two" / name)[-1]
+    assert len(list(newest.glob("weights-*"))) == 2
+    resumed = two[0][f"resumed alone/{name}"]
+    _check(resumed, expected(name), resumed)
 
 
 @pytest.mark.slow
-def test_what_ranks_do_not_take_is_refused(tmp_path: Path) -> None:
-    spawn(_refused, (2, str(tmp_path)), 2)
-    assert len(list(tmp_path.glob("refused-*"))) == 2
+def test_four_ranks_go_on_from_a_checkpoint_of_two(two, expected, folder):
+    (folder / "meeting").unlink(missing_ok=True)
+    four = _results(_four, 4, folder)
+    for results in four:
+        for name, result in results.items():
+            kind, _, case = name.partition("/")
+            _check(result, _trained(case, None, count=3) if kind == "data" else expected(case), four[0][name])
+
+
+@pytest.mark.parametrize("name", ["attention", "regression", "shared"])
+def test_two_ranks_share_the_batches_of_one_member(name, two):
+    for results in two:
+        _check(results[f"data/{name}"], _trained(name, None, count=1), two[0][f"data/{name}"])
+
+
+def test_ranks_build_and_keep_their_members_only(two, expected, folder):
+    tensors, history = expected("joint")
+    results = [results["built apart"] for results in two]
+    assert not isinstance(results[0], str), results[0]
+    assert [(result["built"], result["here"]) for result in results] == [(3, 3), (2, 2)]
+    assert [result["own"] for result in results] == [slice(0, 3), slice(3, 5)]
+    x, y, _ = _data()
+    loaded = ds.Ensemble.load(folder / "apart", _network)
+    assert len(loaded) == MEMBERS
+    for result in results:
+        count, others = result["loaded"]
+        assert count == result["here"]
+        for whole in (result["trained"], loaded, others):
+            for key, tensor in whole.state_dict().items():
+                torch.testing.assert_close(tensor, tensors[key], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(result["outputs"], loaded.predict(x))
+        assert result["in a file"]
+        assert torch.equal(result["targets"], y)
+        assert result["epochs"] == len(history.epochs)
+    expected_start = ds.Ensemble(_adapted, 3, shared=ds.adapters.SHARED)
+    for result in results:
+        assert result["shared"].shared == expected_start.shared
+    for key, tensor in results[0]["shared"].state_dict().items():
+        assert torch.equal(results[1]["shared"].state_dict()[key], tensor)
+
+
+def test_what_ranks_do_not_take_is_refused(two):
+    assert all(results["refused"] is None for results in two), two[0]["refused"]
+
+
+def test_a_rank_that_fails_tells_the_others(two):
+    assert two[1]["failed"] == "ValueError: no more paper"
+    assert two[0]["failed"].startswith("RankFailed")
+    assert "rank 1: ValueError: no more paper" in two[0]["failed"]
+
+
+def test_a_rank_that_is_killed_ends_the_others(two):
+    assert "killed" not in two[1]
+    words = "RankFailed: training ended on rank 0, because another rank failed (a process that was killed, or a machine"
+    assert two[0]["killed"].startswith(words)
+
+
+SCRIPT = """
+import logging, os, signal, sys
+from functools import partial
+import torch, dissensus as ds
+
+logging.basicConfig(level=logging.INFO)
+
+def objective(outputs, targets):
+    steps.append(1)
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+    if first and os.environ["RANK"] == "1" and len(steps) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ds.objectives.joint(outputs, targets, loss="cross_entropy", pool="probability")
+
+steps = []
+generator = torch.Generator().manual_seed(0)
+x, y = torch.randn(40, 4, generator=generator), torch.randint(3, (40,), generator=generator)
+ens = ds.Ensemble(partial(ds.nets.mlp, 4, 3, (8,), dropout=0.2), 5, parallel="members").double()
+settings = {"epochs": 5, "batch_size": 10, "lr": 0.02, "checkpoint": sys.argv[1], "checkpoint_seconds": 0}
+history = ds.fit(ens, (x.double(), y), objective, resume=True, parallel="members", **settings)
+ens.save(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_from_the_checkpoint_after_a_process_was_killed(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    source = str(Path(ds.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
+    run = partial(subprocess.run, check=True, capture_output=True, text=True, timeout=300, env=environment)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    script = str(tmp_path / "train.py")
+    run([sys.executable, script, str(tmp_path / "alone"), str(tmp_path / "expected")])
+    told = run([sys.executable, *torchrun, script, str(tmp_path / "checkpoint"), str(tmp_path / "saved")]).stderr
+    assert "RankFailed: training ended on rank 0" in told
+    assert "resumed after 1 whole epochs and 6 steps" in told
+    build = partial(ds.nets.mlp, 4, 3, (8,), dropout=0.2)
+    saved, expected = (ds.Ensemble.load(tmp_path / name, build) for name in ("saved", "expected"))
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(saved.state_dict()[name], tensor, rtol=1e-9, atol=1e-11)
+
+
+def test_without_torchrun_nothing_changes():
+    one, other = _trained("joint", None), _trained("joint", "members")
+    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+
+
+def test_other_words_are_refused():
+    with pytest.raises(ValueError, match="`parallel` must be one of 'members', 'members\\+data'; got 'data'"):
+        _trained("joint", "data")

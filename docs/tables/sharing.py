@@ -1,32 +1,67 @@
-"""The table of docs/sharing.md: memory and time of members that share weights."""
+"""The tables of docs/sharing.md: memory, work and time of members that share weights."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from layout import BENCHMARKS, benchmark, benchmark_note, no_result, table
 from models import load_sentence
 
+COLUMNS = {
+    "weights": "held",
+    "activations": "kept",
+    "operations": "operations",
+    "kernels": "kernels",
+    "peak": "peak_mebibytes",
+    "step": "milliseconds",
+}
+"""Columns and the keys of a row; those that no row has are left out."""
+MEANINGS = {
+    "weights": "weights with gradients and Adam's moments",
+    "activations": "what autograd keeps for the backward pass",
+    "operations": "operations of the matrix products of both passes",
+    "kernels": "kernels that both passes launch",
+    "peak": "the peak memory of training",
+    "step": "the time of a training step",
+}
+
 
 def sharing() -> str:
-    """Memory and time of a step, in multiples of one network's."""
+    """Memory and time of a step, in multiples of one network's; on a CPU, and on a GPU where there is a result."""
     if not (BENCHMARKS / "sharing.json").exists():
         return no_result("python benchmarks/sharing.py")
-    result = benchmark("sharing")
-    introduction = (
-        "In multiples of one network: weights with gradients and Adam's moments; what autograd keeps for the backward\n"
-        f"pass; and the time of a training step. {load_sentence(result)}\n"
-    )
+    tables = [of_machine(benchmark("sharing"))]
+    if (BENCHMARKS / "sharing_gpu.json").exists():
+        tables.append(of_machine(benchmark("sharing_gpu")))
+    return "\n\n".join(tables) + "\n"
+
+
+def of_machine(result: Mapping[str, Any]) -> str:
+    """The table of one machine. Rows stand in the order of networks, ways and numbers of members."""
+    columns = {title: key for title, key in COLUMNS.items() if any(row.get(key) for row in result["rows"])}
+    meanings = "; ".join(MEANINGS[title] for title in columns)
+    introduction = f"In multiples of one network: {meanings}.\n{load_sentence(result)}\n"
+    names = list(dict.fromkeys(row["network"] for row in result["rows"]))
+    ways = list(dict.fromkeys(row["way"] for row in result["rows"]))
+    ordered = sorted(result["rows"], key=lambda r: (names.index(r["network"]), ways.index(r["way"]), r["members"]))
     rows = [
-        [
-            row["network"],
-            row["way"],
-            str(row["members"]),
-            f"{row['held']:.2f}",
-            f"{row['kept']:.1f}",
-            f"{row['milliseconds'] / row['one_milliseconds']:.1f}",
-            row["backend"],
-        ]
-        for row in result["rows"]
+        [row["network"], row["way"], str(row["members"]), *(cell(row, key) for key in columns.values()), row["backend"]]
+        for row in ordered
     ]
-    header = ("network", "members are", "M", "weights", "activations", "step", "backend")
-    return f"{introduction}\n{table(header, rows)}\n\n{benchmark_note(result)}\n"
+    header = ("network", "members are", "M", *columns, "backend")
+    left_out = "".join(
+        f"\nLeft out: {row['network']}, {row['way']}, M = {row['members']} ({row['reason']}).\n"
+        for row in result.get("left_out", [])
+    )
+    return f"{introduction}\n{table(header, rows)}\n{left_out}\n{benchmark_note(result)}"
+
+
+def cell(row: Mapping[str, Any], key: str) -> str:
+    """A number of a row in multiples of that of one network."""
+    value = row.get(key)
+    if value is None:
+        return "–"
+    one = row.get(f"one_{key}", 1)
+    return "–" if one is None else f"{value / one:.2f}" if key in ("held", "operations") else f"{value / one:.1f}"
 
 
 TABLES = {"sharing": sharing}

@@ -4,6 +4,7 @@ import copy
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -29,6 +30,7 @@ from dissensus.execution import (
 )
 from dissensus.execution.backends import checked
 from dissensus.execution.inference import Inputs
+from dissensus.execution.ranks import Ranks, adopt, checked_parallel, members_of_rank, several_ranks
 from dissensus.execution.sharing import FROZEN, Shared, equal_frozen, stored_choice
 from dissensus.execution.stored_architectures import Beside, checked_architecture, stored_architecture, trusted_builds
 from dissensus.randomness import Use, derived_seed, drawn_seed, seeded
@@ -36,8 +38,8 @@ from dissensus.training_rows import TrainingRows
 
 Build = Callable[[], nn.Module]
 KIND = "dissensus.ensemble"
-FORMATS = storage.Formats(newest=1)
-"""Of saved ensembles; 1 is that of 0.1."""
+FORMATS = storage.Formats(newest=2, whole=1)
+"""Of saved ensembles; 1 is that of 0.1, and 2 has several weights files."""
 
 
 class GreedySoup(NamedTuple):
@@ -55,6 +57,10 @@ class _Beside(Beside):
         super().__init__()
         self.twin: Ensemble | None = None
         self.in_bag: Tensor | Literal["all"] | None = "all"
+        self.parallel: str | None = None
+        """How processes share the members; None: all of them are here."""
+        self.ranks: Ranks | None = None
+        """The place of this process among them, without connections."""
 
 
 class Ensemble(nn.Module):
@@ -80,6 +86,10 @@ class Ensemble(nn.Module):
             What depends on shared tensors and common inputs alone is computed once by the backend ``"vmap"``. Shared
             parameters that want a gradient are trained for all members at once (see `fit`). `dissensus.adapters` makes
             networks for it.
+        parallel: Under ``torchrun``, ``"members"`` or ``"members+data"`` builds the members of this process only, and
+            `fit` trains them there. `predict` and `save` then need a call in every process, and give what one process
+            would give. What needs all members at one place, such as a pass ``ens(x)`` or `member`, is refused:
+            `gathered` has them. Without torchrun nothing changes.
 
     Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
     buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.
@@ -98,6 +108,7 @@ class Ensemble(nn.Module):
         *,
         output: OutputChoice | None = None,
         shared: Shared = None,
+        parallel: Literal["members", "members+data"] | None = None,
     ) -> None:
         super().__init__()
         self._beside = _Beside()
@@ -107,17 +118,68 @@ class Ensemble(nn.Module):
         self.seed = seed = _seed(seed)
         check_output_choice(output)
         self.member_ids = list(range(members))
+        self._share(parallel)
+        own = self.own
         try:
-            self.body: Body = StackedMembers.of(fresh_members(build, seed, members), shared)
+            networks = fresh_members(build, seed, own.stop, own.start)
+            if shared is not None and own.start:  # whose values are those of member 0
+                networks = chain(fresh_members(build, seed, 1), networks)
+            body = StackedMembers.of(networks, shared)
+            self.body: Body = body if len(body) == own.stop - own.start else body.subset(range(1, len(body)))
             self.body.output = output
         except DifferentMembers as reason:
             raise ValueError(
                 f"`build` must return the same architecture at every call: {reason}. "
                 "Different architectures? Use Ensemble.from_modules."
             ) from reason
-        self.body.set_keys([(seed, member) for member in self.member_ids])
+        self.body.set_keys([(seed, member) for member in self.member_ids[own]])
         self.train(self.body.training)
         self._set_backend(backend)
+
+    def _share(self, parallel: object) -> None:
+        """Leave members to other processes, where there are any."""
+        beside = self._beside
+        beside.parallel = checked_parallel(parallel)
+        beside.ranks = None if beside.parallel is None else members_of_rank(self.members, beside.parallel)
+
+    @property
+    def parallel(self) -> str | None:
+        """How processes share the members: ``"members"``, ``"members+data"``, or None if all of them are here."""
+        return self._beside.parallel
+
+    @property
+    def own(self) -> slice:
+        """The members that this process holds.
+
+        >>> Ensemble(lambda: nn.Linear(3, 2), members=5).own
+        slice(0, 5, None)
+        """
+        return slice(0, self.members) if self._beside.ranks is None else self._beside.ranks.own
+
+    def gathered(self) -> "Ensemble":
+        """A copy of the whole ensemble, from the members of all processes: every process must call it.
+
+        >>> len(Ensemble(lambda: nn.Linear(3, 2), members=5).gathered())
+        5
+        """
+        if self.parallel is None:
+            return copy.deepcopy(self)
+        with several_ranks(self.members, self.device, self.parallel) as ranks:
+            body = self.body.subset([0] * self.members)
+            adopt(body, self.body, ranks)
+        whole = self.around(body, self.seed, list(self.member_ids), self.body.requested_backend)
+        whole.body.output = self.output
+        whole.body.set_keys([(self.seed, member) for member in self.member_ids])
+        whole.training_rows, whole.in_bag = self.training_rows, self.in_bag
+        whole._beside.architecture = self.architecture
+        return whole.train(self.training)
+
+    def _check_whole(self, what: str) -> None:
+        """Refuse what needs members that other processes hold."""
+        if self.parallel is not None:
+            own, fix = self.own, "Use ens.gathered(), in every process, or ens.predict(...)."
+            requirement = f"hold all members for {what}"
+            checks.refuse("ensemble", requirement, f"members {own.start} to {own.stop - 1} of {self.members}", fix)
 
     def _set_backend(self, backend: str | Backend) -> None:
         backend = checked(backend)
@@ -178,6 +240,7 @@ class Ensemble(nn.Module):
         ``per_member=True`` every tensor is ``[M, B, ...]``, and every member gets its own batch. What is no tensor (a
         flag, None) is handed on as it is.
         """
+        self._check_whole("a pass")
         return self.body.run(None, call(*inputs, **named), per_member=per_member, replayed=are_passes_replayed())
 
     def __len__(self) -> int:
@@ -338,10 +401,12 @@ class Ensemble(nn.Module):
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module, in the ensemble's mode (train or eval)."""
+        self._check_whole("`member`")
         return self.body.member(self._index(index)).train(self.training)
 
     def subset(self, indices: Sequence[int]) -> "Ensemble":
         """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""
+        self._check_whole("`subset`")
         chosen = [self._index(i) for i in indices]
         checks.count("number of indices", len(chosen))
         subset = self.around(
@@ -364,6 +429,7 @@ class Ensemble(nn.Module):
         Batch-norm statistics of members do not fit averaged weights: given inputs ``data`` ``[N, ...]`` they are
         computed anew, else they are averaged. Statistics that members share do not change.
         """
+        self._check_whole("`soup`")
         network = self.body.mean().eval()
         norms = [
             layer
@@ -486,7 +552,23 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
+        if self.parallel is not None:
+            return self._predicted_together(data, batch_size, targets=targets, unpack=unpack, file=file)
         return inference.predicted(self, self.members, data, batch_size, targets=targets, unpack=unpack, file=file)
+
+    def _predicted_together(self, data: Inputs, batch_size: int, *, file: str | Path | None, **options: Any) -> Any:
+        """Outputs of all members on every process; each computes those of its own."""
+        place, own = None if file is None else inference.replaceable(file), self.own
+        here = self.around(self.body, self.seed, self.member_ids[own], self.body.requested_backend)
+        with several_ranks(self.members, self.device, str(self.parallel)) as ranks:
+            result = inference.predicted(here, len(here), data, batch_size, **options)
+            outputs, labels = result if isinstance(result, tuple) else (result, None)
+            if place is None:
+                outputs = ranks.gathered(outputs)
+            else:
+                blocks = (ranks.gathered(block) for block in outputs.split(batch_size, 1))
+                outputs = inference.written_by_first(blocks, outputs.shape[1], place, ranks)
+        return outputs if labels is None else (outputs, labels)
 
     def save(self, path: str | Path, *, architecture: Architecture | Sequence[Architecture] | None = None) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one.
@@ -526,7 +608,13 @@ class Ensemble(nn.Module):
         if stored is not None:
             details["architecture"] = stored
         details["training_rows"] = self.training_rows.to_json()
-        storage.write_folder(path, KIND, stored_tensors(self.body), details, FORMATS)
+        if self.parallel is None:
+            storage.write_folder(path, KIND, stored_tensors(self.body), details, FORMATS)
+            return
+        with several_ranks(self.members, self.device, self.parallel) as ranks:
+            tensors = stored_tensors(self.body) if ranks.first else self.body.tensors()
+            written = tensors if ranks.data_rank == 0 else None
+            storage.write_folder_together(path, KIND, written, details, FORMATS, ranks)
 
     @classmethod
     def load(
@@ -536,8 +624,9 @@ class Ensemble(nn.Module):
         *,
         output: OutputChoice | None = None,
         trust: str | Iterable[str] = (),
+        parallel: Literal["members", "members+data"] | None = None,
     ) -> "Ensemble":
-        """Load what `save` wrote, in this release or since 0.1.
+        """Load what `save` wrote, in this release or since 0.1, in any number of processes.
 
         Args:
             path: The folder.
@@ -548,9 +637,10 @@ class Ensemble(nn.Module):
             trust: Packages, modules or functions (``"my_package"``, ``"my_package.models:build"``) that a stored
                 architecture may import and call. Those of `dissensus.nets` and `dissensus.masks.convert` need none.
                 Without it, nothing else is imported or run.
+            parallel: As for an `Ensemble`: every process loads its members only.
         """
         check_output_choice(output)
-        tensors, manifest = storage.read_folder(path, KIND, FORMATS)
+        manifest = storage.read_manifest(path, KIND, FORMATS)
         architecture = stored_architecture(path, manifest)
         try:
             members, member_ids, seed = int(manifest["members"]), list(manifest["member_ids"]), int(manifest["seed"])
@@ -559,15 +649,22 @@ class Ensemble(nn.Module):
         except (KeyError, TypeError, ValueError) as reason:
             raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
         builds = trusted_builds(path, architecture, trust) if build is None else build
-        body = _empty_body(builds, members, mixed, manifest.get("shared"))
+        place = None if checked_parallel(parallel) is None else members_of_rank(members, str(parallel))
+        if place is not None and mixed:
+            checks.refuse("parallel", "be None for members of different architectures", parallel)
+        own, common = slice(0, members) if place is None else place.own, frozenset(manifest.get("shared") or ())
+        rows = None if place is None else lambda name: None if name in common else own
+        tensors, manifest = storage.read_folder(path, KIND, FORMATS, rows)
+        body = _empty_body(builds, own.stop - own.start, mixed, manifest.get("shared"))
         body.output = manifest.get("output") if output is None else output
-        body.set_keys([(seed, member) for member in member_ids])
+        body.set_keys([(seed, member) for member in member_ids[own]])
         keys = {id(tensor) for tensor in key_tensors(body.modules())}  # earlier releases keyed fewer draws
         tensors = {**{name: t for name, t in body.tensors().items() if id(t) in keys}, **tensors}
         made = {*manifest.get("late", []), *body.late_names()[1]}
         body.adopt({name: tensor for name, tensor in tensors.items() if name in made})
         storage.check_match(path, tensors, {name: t.shape for name, t in stored_tensors(body).items()})
         ensemble = cls.around(body, seed, member_ids, backend if backend in BACKENDS and not mixed else "auto")
+        ensemble._share(parallel)
         with torch.no_grad():
             for name, tensor in stored_tensors(body).items():
                 tensor.data = tensors[name].to(tensor.device)
@@ -580,12 +677,19 @@ class Ensemble(nn.Module):
     def extra_repr(self) -> str:
         """Members, seed and backend, and the number of shared tensors."""
         shared = f", shared={len(self.shared)} tensors" if self.shared else ""
-        return f"members={self.members}, seed={self.seed}, backend={self.backend!r}{shared}"
+        here = "" if self.parallel is None else f", here={self.own.start} to {self.own.stop - 1}"
+        return f"members={self.members}, seed={self.seed}, backend={self.backend!r}{shared}{here}"
+
+
+SHARED_ROWS = "shared/rows"
+"""What members of each run of a sweep share and train, ``[R, P]``, in files; no parameter has such a name."""
 
 
 def stored_tensors(body: Body) -> dict[str, Tensor]:
-    """All tensors of a body: those of members, and those that they share."""
-    return {**body.tensors(), **body.shared_tensors()}
+    """All tensors of a body: those of members, and those that they share, of every run in a sweep."""
+    rows = getattr(body, "shared_rows", None)
+    of_runs = {} if rows is None else {SHARED_ROWS: rows}
+    return {**body.tensors(), **body.shared_tensors(), **of_runs}
 
 
 def _body_of(modules: Sequence[nn.Module]) -> Body:
@@ -601,13 +705,13 @@ def _seed(seed: int | None) -> int:
     return drawn_seed() if seed is None else checks.count("seed", seed, 0)
 
 
-def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
-    """Newly initialised members of a seed, one after the other."""
+def fresh_members(build: Build, seed: int, members: int, first: int = 0) -> Iterator[nn.Module]:
+    """Newly initialised members of a seed, one after the other, from one of them on."""
     if isinstance(build, nn.Module) or not callable(build):
         fix = "Write `lambda: ...` around it. Networks that exist? Use Ensemble.from_modules."
         checks.refuse("build", "be a function that returns a new network", type(build).__name__, fix, TypeError)
     networks: list[weakref.ref[nn.Module]] = []  # what members share is not kept once per member
-    for index in range(members):
+    for index in range(first, members):
         with seeded(derived_seed(seed, Use.INITIAL_WEIGHTS, index)):
             network = _checked(build())
         if any(network is other() for other in networks):

@@ -171,10 +171,15 @@ def generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def keep_mask(
-    shape: tuple[int, ...], drop: float, key: Int[Tensor, "*K"], step: Int[Tensor, "*K"]
+    shape: tuple[int, ...],
+    drop: float,
+    key: Int[Tensor, "*K"],
+    step: Int[Tensor, "*K"],
+    units: Int[Tensor, "*K"] | None = None,
 ) -> Bool[Tensor, "..."]:
     """Masks ``[*K, *shape]`` that keep each position with probability 1 − ``drop``, from a counter-based hash.
 
+    ``units``: how many of the last axis are not padding. Their masks are those of an axis of that length.
     ``key`` and ``step`` may be batched by ``vmap``. Nothing is read on the host. A compiler sees one opaque operator,
     since it must neither fuse the hash, whose integers wrap around, nor recompute it in the backward pass, when the
     counter ``step`` has advanced.
@@ -183,13 +188,43 @@ def keep_mask(
     >>> round(mask.float().mean().item(), 2)
     0.7
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and units is None:
         return _compiled_mask(key, step, list(shape), drop)
-    return _mask(key, step, shape, drop)
+    return _mask(key, step, shape, drop, units)
 
 
-def _mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float) -> Tensor:
-    return random_bits(tuple(shape), key, step) > int(drop * 2**31) - 1  # so that drop = 1 stays within 32 bits
+def _mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float, units: Tensor | None = None) -> Tensor:
+    bits = random_bits(tuple(shape), key, step, _before(shape), units)
+    return bits > int(drop * 2**31) - 1  # so that drop = 1 stays within 32 bits
+
+
+_part: list[tuple[int, int]] = []
+"""The example that a part of a batch begins with, and its length, in blocks of `part_of_batch`."""
+
+
+@contextmanager
+def part_of_batch(start: int, length: int) -> Iterator[None]:
+    """A block of passes on a part of a batch, whose masks are those of the whole one at these examples.
+
+    >>> key, step = torch.tensor(7), torch.tensor(1)
+    >>> with part_of_batch(2, 3):
+    ...     part = keep_mask((3, 4), 0.5, key, step)
+    >>> torch.equal(part, keep_mask((9, 4), 0.5, key, step)[2:5])
+    True
+    """
+    _part.append((start, length))
+    try:
+        yield
+    finally:
+        _part.pop()
+
+
+def _before(shape: Sequence[int]) -> int:
+    """Positions of a mask of the whole batch that lie before those of a part; masks begin with an axis of examples."""
+    if not _part or not shape or not _part[-1][1] or shape[0] % _part[-1][1]:
+        return 0
+    start, length = _part[-1]
+    return start * (math.prod(shape) // length)
 
 
 @torch.library.custom_op("dissensus::keep_mask", mutates_args=())
@@ -211,17 +246,30 @@ def _(info: Any, in_dims: Any, key: Tensor, step: Tensor, shape: Sequence[int], 
     return _compiled_mask(first, second, shape, drop), 0
 
 
-def random_bits(shape: tuple[int, ...], key: Int[Tensor, "*K"], step: Int[Tensor, "*K"]) -> Int[Tensor, "..."]:
+def random_bits(
+    shape: tuple[int, ...],
+    key: Int[Tensor, "*K"],
+    step: Int[Tensor, "*K"],
+    first: int = 0,
+    units: Int[Tensor, "*K"] | None = None,
+) -> Int[Tensor, "..."]:
     """Whole numbers from 0 to 2³¹ − 1, ``[*K, *shape]``, that depend only on (position, key, step).
+
+    Positions count from ``first``.
 
     (key, step) are hashed into two words of 32 bits, in ``int32`` arithmetic that wraps around, so that two streams
     coincide by chance once in 2⁶⁴ pairs.
     """
     low, high, count = key.to(torch.int32), (key >> 32).to(torch.int32), step.to(torch.int32)
-    first = mixed(mixed(low ^ count) + high)
-    second = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
-    broadcast = (*first.shape, *[1] * len(shape))
-    return _positions(shape, first.view(broadcast), second.view(broadcast)) & 0x7FFFFFFF
+    one = mixed(mixed(low ^ count) + high)
+    other = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
+    broadcast = (*one.shape, *[1] * len(shape))
+    if units is None:
+        return _positions(shape, one.view(broadcast), other.view(broadcast), first) & 0x7FFFFFFF
+    rows = torch.arange(math.prod(shape[:-1]), dtype=torch.int32, device=key.device).view(*shape[:-1], 1)
+    position = (rows + first // shape[-1]) * units.to(torch.int32).view(broadcast)
+    position = position + torch.arange(shape[-1], dtype=torch.int32, device=key.device)
+    return mixed(mixed(position + one.view(broadcast)) ^ other.view(broadcast)) & 0x7FFFFFFF
 
 
 def example_keys(x: Float[Tensor, "B *S"], seed: int) -> Int[Tensor, " B"]:
@@ -245,9 +293,12 @@ def uniform(key: Int[Tensor, " B"], shape: Sequence[int]) -> Float[Tensor, "B *S
     return ((steps + 0.5) / 2**23).view(-1, *shape)
 
 
-def _positions(shape: tuple[int, ...], first: Int[Tensor, "*K"], second: Int[Tensor, "*K"]) -> Int[Tensor, "..."]:
-    """32 random bits for every position, from the two words of a stream."""
-    position = torch.arange(math.prod(shape), dtype=torch.int32, device=first.device).view(shape)
+def _positions(
+    shape: tuple[int, ...], first: Int[Tensor, "*K"], second: Int[Tensor, "*K"], start: int = 0
+) -> Int[Tensor, "..."]:
+    """32 random bits for every position from ``start`` on, from the two words of a stream."""
+    stop = start + math.prod(shape)
+    position = torch.arange(start, stop, dtype=torch.int32, device=first.device).view(shape)
     return mixed(mixed(position + first) ^ second)
 
 

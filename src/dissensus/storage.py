@@ -1,8 +1,8 @@
-"""Folders of tensors: a safetensors file and a JSON manifest. Nothing is unpickled.
+"""Folders of tensors: a safetensors file, or several, and a JSON manifest. Nothing is unpickled.
 
-The manifest names the weights file, whose name is its checksum. The weights are written first, and the manifest is
-replaced last, atomically. At any moment the manifest therefore names a complete file. Writers of one folder wait for
-each other; readers wait for nobody, and see either the old or the new contents.
+The manifest names the weights file, whose name is its checksum; several processes write one each. The weights are
+written first, and the manifest is replaced last, atomically. At any moment the manifest therefore names a complete
+file. Writers of one folder wait for each other; readers wait for nobody, and see either the old or the new contents.
 """
 
 import errno
@@ -18,10 +18,10 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ log = logging.getLogger("dissensus")
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 _CHECKSUM = "manifest_sha256"
-OF_FOLDERS = ("kind", "format", "weights", "sha256", "bytes", "tensors", "layout", _CHECKSUM)
+OF_FOLDERS = ("kind", "format", "weights", "sha256", "bytes", "tensors", "layout", "parts", "stacked", _CHECKSUM)
 """Entries of a manifest that `write_folder` makes; the others are details of its kind."""
 _TEMPORARY = ".unfinished"
 _OUR_NAME = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
@@ -68,6 +68,8 @@ class Formats(NamedTuple):
     """0 for files that had no number at first."""
     advice: str = ""
     """What to do with an older file, after a colon; ``{place}`` stands for the file."""
+    whole: int | None = None
+    """The format of a folder with one weights file, where it is older than that of a folder with several."""
 
     def check(self, place: Path, stored: object) -> None:
         """Refuse a format that is newer or older than these.
@@ -114,9 +116,64 @@ def write_folder(
         with locked(folder, wait=True) as exclusive:
             previous = _previous_weights(folder, kind)
             _remove_leftovers(folder, previous, exclusive)
-            weights = _write_locked(folder, tensors, {"kind": kind, "format": formats.newest}, details)
-            if previous is not None and previous != weights:
-                (folder / previous).unlink(missing_ok=True)
+            number = formats.newest if formats.whole is None else formats.whole
+            written = _written_weights(folder, tensors)
+            write_record(folder / MANIFEST, {"kind": kind, "format": number, **written, **details})
+            _remove_previous(folder, previous, [written["weights"]])
+
+
+class Together(Protocol):
+    """Processes that write one folder together."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes the manifest."""
+        ...
+
+    def everyone(self, value: Any) -> list[Any]:
+        """The values of all processes, on every process."""
+        ...
+
+
+def write_folder_together(
+    path: str | Path,
+    kind: str,
+    tensors: Mapping[str, Tensor] | None,
+    details: Mapping[str, Any],
+    formats: Formats,
+    processes: Together,
+) -> None:
+    """Write a folder as `write_folder` does, in several processes: each writes its tensors, the first the manifest.
+
+    A tensor that several processes give is one of their rows, in the order of the processes. ``tensors=None``: this
+    process has nothing to write. Details are those of the first process.
+    """
+    folder = checks.path("path", path)
+    with write_errors_told(folder), ExitStack() as stack:
+        previous: list[str] = []
+        if processes.first:
+            make_folder("path", folder)
+            exclusive = stack.enter_context(locked(folder, wait=True))
+            previous = _previous_weights(folder, kind)
+            _remove_leftovers(folder, previous, exclusive)
+        processes.everyone(None)
+        entry = None if tensors is None else _written_weights(folder, tensors)
+        entries = [entry for entry in processes.everyone(entry) if entry is not None]
+        if processes.first:
+            names = [name for entry in entries for name in entry["tensors"]]
+            stacked = sorted({name for name in names if names.count(name) > 1} if len(entries) > 1 else set())
+            parts = {"parts": entries[1:], "stacked": stacked} if len(entries) > 1 else {}
+            number = formats.newest if parts or formats.whole is None else formats.whole
+            write_record(folder / MANIFEST, {"kind": kind, "format": number, **entries[0], **parts, **details})
+            _remove_previous(folder, previous, [entry["weights"] for entry in entries])
+        processes.everyone(None)
+
+
+def _remove_previous(folder: Path, previous: Sequence[str], written: Sequence[str]) -> None:
+    """Remove weights files that the manifest named before."""
+    for name in previous:
+        if name not in written:
+            (folder / name).unlink(missing_ok=True)
 
 
 def make_folder(argument: str, folder: Path) -> bool:
@@ -138,10 +195,8 @@ def make_folder(argument: str, folder: Path) -> bool:
     checks.refuse(argument, "be a folder, or a place for a new one", f"{folder}, {problem}", error=StorageError)
 
 
-def _write_locked(
-    folder: Path, tensors: Mapping[str, Tensor], head: Mapping[str, Any], details: Mapping[str, Any]
-) -> str:
-    """Write weights and manifest, which begins with ``head``; return the name of the weights file."""
+def _written_weights(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a weights file; return what a manifest says about it."""
     temporary = (
         folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
     )  # a folder, since safetensors makes files beside its own
@@ -154,35 +209,31 @@ def _write_locked(
         _to_disk(unnamed, folder / weights)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    manifest = {
-        **head,
+    return {
         "weights": weights,
         "sha256": checksum,
         "bytes": size,
         "tensors": {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()},
         "layout": _layout(tensors),
-        **details,
     }
-    write_record(folder / MANIFEST, manifest)
-    return weights
 
 
-def _previous_weights(folder: Path, kind: str) -> str | None:
-    """The weights file that the folder's manifest names; a folder of another kind is refused."""
+def _previous_weights(folder: Path, kind: str) -> list[str]:
+    """The weights files that the folder's manifest names; a folder of another kind is refused."""
     try:
         manifest = json.loads(read_regular(folder / MANIFEST))
-        present, name = manifest["kind"], str(manifest["weights"])
+        present, names = manifest["kind"], [str(part["weights"]) for part in (manifest, *manifest.get("parts", ()))]
     except (OSError, ValueError, RecursionError):
-        return None
-    except (KeyError, TypeError) as reason:
+        return []
+    except (KeyError, TypeError, AttributeError) as reason:
         words = f"{folder} holds a {MANIFEST} of another program; give another folder to save {kind!r} into."
         raise StorageError(words) from reason
     if present != kind:
         raise StorageError(f"{folder} holds {present!r}; give another folder to save {kind!r} into.")
-    return name if _OUR_NAME.fullmatch(name) else None
+    return [name for name in names if _OUR_NAME.fullmatch(name)]
 
 
-def _remove_leftovers(folder: Path, weights: str | None, exclusive: bool) -> None:
+def _remove_leftovers(folder: Path, weights: Sequence[str], exclusive: bool) -> None:
     """Remove what saves that were killed have left in a folder; without a lock, only what is old."""
     for entry in folder.iterdir():
         if _OUR_TEMPORARY.fullmatch(entry.name) and entry.is_file():
@@ -193,7 +244,7 @@ def _remove_leftovers(folder: Path, weights: str | None, exclusive: bool) -> Non
         elif exclusive or _is_old(entry):
             if _OUR_TEMPORARY.fullmatch(entry.name) and entry.is_dir():  # rmtree would wait for a pipe
                 shutil.rmtree(entry, ignore_errors=True)
-            elif weights is not None and entry.name != weights and _is_our_weights(entry):
+            elif weights and entry.name not in weights and _is_our_weights(entry):
                 entry.unlink(missing_ok=True)
 
 
@@ -213,7 +264,7 @@ def remove_folder(folder: Path, kind: str) -> None:
         return
     try:
         entries = list(folder.iterdir())
-        named = (MANIFEST, LOCK, _previous_weights(folder, kind))
+        named = (MANIFEST, LOCK, *_previous_weights(folder, kind))
     except (OSError, StorageError):
         return
     ours = [entry for entry in entries if entry.name in named or _is_our_weights(entry)]
@@ -556,30 +607,78 @@ def _reserve(file: IO[bytes], start: int, size: int) -> None:
         file.write(zeros[: size - position])
 
 
-def read_folder(path: str | Path, kind: str, formats: Formats = FORMATS) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_folder(
+    path: str | Path, kind: str, formats: Formats = FORMATS, rows: Callable[[str], slice | None] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and manifest of a folder; `StorageError` says what is wrong with it.
 
     Tensors are copied into new memory, aligned as that of any new tensor, in the layout of the saved ones. A folder
-    that is overwritten meanwhile is read again.
+    that is overwritten meanwhile is read again. ``rows`` says which rows of a tensor are wanted: None for all of them,
+    and an empty slice for none. Others are not held in memory.
     """
     folder = checks.path("path", path)
     vanished: object = None
     while True:
         manifest, version = _manifest(folder, kind, formats)
-        name = str(manifest["weights"])
-        if name != Path(name).name:
-            raise StorageError(f"{folder / MANIFEST} names a weights file outside its folder ({name!r}): refused.")
+        parts = [manifest, *manifest.get("parts", ())]
+        name = ""
+        found: list[dict[str, Tensor]] = []
+        wanted = _Wanted(rows, frozenset(manifest.get("stacked", ())))
         try:
-            return _tensors(folder / name, manifest), manifest
+            for part in parts:
+                name = str(part["weights"])
+                if name != Path(name).name:
+                    words = f"{folder / MANIFEST} names a weights file outside its folder ({name!r}): refused."
+                    raise StorageError(words)
+                found.append(_tensors(folder / name, part, wanted))
         except OSError as reason:
             if reason.errno not in (None, errno.ENOENT, errno.ESTALE):
                 raise
             if version == vanished:
                 raise StorageError(f"{folder / name} is missing, though {MANIFEST} names it.") from reason
             vanished = version
+            continue
+        if len(found) == 1:
+            return found[0], manifest
+        whole = {name: tensor for part in found for name, tensor in part.items()}
+        for name in manifest["stacked"]:
+            pieces = [part[name] for part in found if name in part]
+            if pieces:
+                whole[name] = torch.cat(pieces)
+        return whole, manifest
 
 
-def _tensors(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_manifest(path: str | Path, kind: str, formats: Formats = FORMATS) -> dict[str, Any]:
+    """The manifest of a folder; `StorageError` says what is wrong with it."""
+    return _manifest(checks.path("path", path), kind, formats)[0]
+
+
+class _Wanted:
+    """Which rows of every tensor are wanted, file by file."""
+
+    def __init__(self, rows: Callable[[str], slice | None] | None, stacked: frozenset[str]) -> None:
+        self.rows, self.stacked = rows, stacked
+        self.before: dict[str, int] = {}
+        """Rows of a tensor in the files so far."""
+
+    def of(self, name: str, tensor: Tensor) -> Tensor | None:
+        """The rows of a tensor of the next file that are wanted; None for none of them."""
+        rows = None if self.rows is None else self.rows(name)
+        if rows is None:
+            return tensor
+        first = self.before.get(name, 0)
+        if name in self.stacked:
+            self.before[name] = first + len(tensor)
+        start, stop = max(rows.start - first, 0), min(rows.stop - first, len(tensor) if tensor.ndim else 0)
+        return tensor[start:stop] if start < stop else None
+
+    @property
+    def all(self) -> bool:
+        """Whether all tensors are wanted as they were saved."""
+        return self.rows is None and not self.stacked
+
+
+def _tensors(file: Path, manifest: Mapping[str, Any], wanted: _Wanted) -> dict[str, Tensor]:
     if not file.is_file():
         raise _vanished(file)
     with open_regular(file) as opened:
@@ -589,12 +688,15 @@ def _tensors(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
         if hashlib.file_digest(opened, "sha256").hexdigest() != manifest["sha256"]:
             raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
         try:
-            tensors = _copied_tensors(file, manifest, size)
+            tensors = _copied_tensors(file, manifest, size, wanted)
         except (SafetensorError, RuntimeError, KeyError, IndexError, TypeError, ValueError) as reason:
             if not _is_at(opened, file):  # safetensors opens it anew, and it was replaced meanwhile
                 raise _vanished(file) from reason
             raise StorageError(f"{file} is damaged: {reason}.") from reason
     listed = {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()}
+    if not wanted.all:
+        entries: dict[str, dict[str, Any]] = manifest["tensors"]
+        listed = {name: {**listed.get(name, entry), "shape": entry["shape"]} for name, entry in entries.items()}
     if listed != manifest["tensors"]:
         raise StorageError(f"{file} does not hold the tensors that {MANIFEST} lists.")
     return tensors
@@ -604,11 +706,14 @@ def _vanished(file: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
 
 
-def _copied_tensors(file: Path, manifest: Mapping[str, Any], size: int) -> dict[str, Tensor]:
-    """The tensors of a weights file, copied into new memory."""
+def _copied_tensors(file: Path, manifest: Mapping[str, Any], size: int, wanted: _Wanted) -> dict[str, Tensor]:
+    """The tensors of a weights file, or the rows of them that are wanted, copied into new memory."""
     layout = manifest.get("layout", {"sizes": [], "tensors": {}})
     memory: dict[int, Tensor] = {}
     with safe_open(file, framework="pt") as stored:
+        if not wanted.all:
+            found = {name: wanted.of(name, stored.get_tensor(name)) for name in stored.keys()}  # noqa: SIM118
+            return {name: tensor.clone() for name, tensor in found.items() if tensor is not None}
         return {
             name: _copied(stored.get_tensor(name), layout["tensors"].get(name), layout["sizes"], memory, size)
             for name in stored.keys()  # noqa: SIM118  # it is no mapping

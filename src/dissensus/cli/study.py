@@ -14,6 +14,7 @@ from rich.padding import Padding
 
 from dissensus.cli.screen import (
     COLOURS,
+    WRONG_USE,
     check_apart,
     check_drawn,
     check_folder,
@@ -35,7 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, 
 ARGUMENTS = {"root": "the folder of runs (DISSENSUS_RUNS)"}
 """What a user knows arguments of the library by."""
 STUDIES_PAGE = Path("runs/studies.html")
-NARROW = 120
+NARROW = 140
 """Columns of a terminal below which studies are shown as a list instead of a table."""
 MOST_POINTS = 8
 """Points of a grid that fit beside each other on a screen."""
@@ -149,7 +150,7 @@ def show(
     console.print()
     console.print(f"scales (minutes): {', '.join(_scales(spec).splitlines())}", highlight=False)
     for data in spec.data:
-        there = "present" if datasets.available(data) else f"absent: dissensus data get {datasets.source_of(data)}"
+        there = "present" if datasets.available(data) else f"absent (dissensus data get {datasets.source_of(data)})"
         console.print(f"data {data}: {there}")
     for part in missing(spec):
         console.print(f"[yellow]It cannot be run: {escape(part)}[/yellow]")
@@ -182,6 +183,7 @@ def _print_standing(spec: Any, results: list[Any]) -> None:
 
 def _print_summary(summary: Any) -> None:
     """Print points and verdicts."""
+    from dissensus.pages.parts import counted
     from dissensus.studies.page import NEWS, verdict_words
     from dissensus.studies.verdicts import NOT_RUN
 
@@ -203,7 +205,7 @@ def _print_summary(summary: Any) -> None:
         ]
         for verdict in judged
     ]
-    title = f"{summary.study} at scale {summary.scale}, {seeds} seed{'s' if seeds > 1 else ''}"
+    title = f"{summary.study} at scale {summary.scale}, {counted(seeds, 'seed')}"
     if judged:
         console.print(table(title, ("verdict", "statement", "paper", "ours, 95 % interval"), rows, left=(0, 1)))
     left = len(summary.verdicts) - len(judged)
@@ -273,6 +275,10 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option(help="Where networks are trained: cpu or cuda.")] = "cpu",
     jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
+    cluster: Annotated[str, typer.Option(help="ray: on the machines of a Ray cluster that see the same files.")] = "",
+    address: Annotated[
+        str, typer.Option(help="HOST:PORT of the cluster's head; by default RAY_ADDRESS, or a cluster on this machine.")
+    ] = "",
 ) -> None:
     """Run a study, or continue one that was interrupted. A finished study is not run again."""
     from dissensus.data.formats import DataError
@@ -280,8 +286,9 @@ def run(
     from dissensus.studies import run as studies
     from dissensus.studies.run_folders import read_report, runs_folder
     from dissensus.studies.summary import summarise
+    from dissensus.train import ClusterError
 
-    where = torch_device(device)
+    where, machines = _place(device, cluster, address)
     check_folder("the folder of runs, DISSENSUS_RUNS,", runs_folder())
     for result in _stale_results(name, scale):
         console.print(f"[yellow]{escape(result)}[/yellow]", soft_wrap=True, highlight=False)
@@ -294,9 +301,10 @@ def run(
                 changes=settings,
                 device=where,
                 jobs=jobs,
+                cluster=machines,
                 on_study=lambda text, share: bar.update(name, share, text),
             )
-    except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
+    except (ValueError, DataError, ImportError, OSError, studies.Busy, ClusterError) as reason:
         fail(_full_disk(reason) or _in_keys(reason, name, settings))
     _print_summary(summarise(read_report(folder), library.load(name)))
     console.print(f"Results are in {folder}", soft_wrap=True)
@@ -315,6 +323,26 @@ def _in_keys(reason: Exception, name: str, changes: dict[str, Any]) -> str:
     )
     message = re.sub(r"pass (\w+)=True", r"set objective.options.\1=true", message)
     return f"{changed_file(name, changes)}: {message}"
+
+
+def _place(device: str, cluster: str, address: str) -> tuple[Any, Any]:
+    """The device of networks, and the cluster; that of a cluster need not be here."""
+    if not cluster:
+        if address:
+            fail("--address goes with --cluster ray", WRONG_USE)
+        return torch_device(device), None
+    import torch
+
+    from dissensus.train import RayCluster
+
+    if cluster != "ray":
+        fail(f"--cluster must be ray; got {cluster}", WRONG_USE)
+    if device not in ("cpu", "cuda"):
+        fail(f"--device must be cpu or cuda with --cluster; got {device}", WRONG_USE)
+    try:
+        return torch.device(device), RayCluster(address=address or None)
+    except ValueError as reason:
+        fail(in_options(str(reason), {"address": "--address"}), WRONG_USE)
 
 
 def _stale_results(name: str, scale: str) -> list[str]:
@@ -366,4 +394,5 @@ def report(
     write_file(out, text.encode())
     print_place("Open", out)
     if figures is not None:
-        console.print(f"{len(files)} figures are in {figures}", soft_wrap=True)
+        words = "1 figure is" if len(files) == 1 else f"{len(files)} figures are"
+        console.print(f"{words} in {figures}", soft_wrap=True)

@@ -15,6 +15,14 @@ from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
+from dissensus.execution.wide import run_wide
+
+
+def run_products(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
+    """Run all members as batched products, with a form of its own for members that share weights."""
+    run = run_wide if skeleton.shared else run_batched
+    return run(skeleton, weights, buffers, x, per_member)
+
 
 Run = Callable[[Skeleton, Weights, Tensors, NetworkInputs, bool], Tensor]
 """``(skeleton, weights, buffers, x, per_member) -> outputs [M, B, ...]``; buffers are written to in place."""
@@ -45,7 +53,7 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         LOOP,
-        Backend("batched", run_batched),
+        Backend("batched", run_products),
         Backend("vmap", run_vmapped),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
     )

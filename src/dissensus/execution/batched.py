@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, dropped, mask_shape
+from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
+from dissensus.execution.perceptrons import SHAPE, perceptron
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
@@ -75,7 +76,11 @@ def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
     if not isinstance(x, Tensor):
         raise Unsupported("its forward pass takes several inputs")
     plan = skeleton.once(batched_plan)
-    values: list[Any] = [x if per_member else x.expand(len(weights), *x.shape)]
+    x = x if per_member else x.expand(len(weights), *x.shape)
+    network = skeleton.once(perceptron)
+    if network is not None and network.takes(weights, x):
+        return network.run(weights, x, buffers.get(SHAPE))
+    values: list[Any] = [x]
     with skeleton.lending(weights.stacked(), buffers):
         for step in plan:
             values.append(step(values))
@@ -89,8 +94,6 @@ def batched_plan(skeleton: Skeleton) -> list[Step]:
     """The network as a list of steps. Each step reads earlier values and adds one; the first value is the input."""
     if skeleton.output is not None:
         raise Unsupported("its output is chosen from several")
-    if skeleton.shared:
-        raise Unsupported("its members share weights")
     graph = skeleton.trace()
     reason = unsupported(skeleton.network, graph)
     if reason:
@@ -172,7 +175,7 @@ def _layer(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, POOLING_LAYERS):
         return layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
     if isinstance(layer, KeyedDropout):
-        return _stacked_dropout(layer, x)
+        return stacked_dropout(layer, x)
     if isinstance(layer, nn.Flatten):
         return x.flatten(2, layer.end_dim + 1 if layer.end_dim >= 0 else layer.end_dim)
     # In-place activations would write into the shared input, or into what a later operation of the graph still needs.
@@ -265,9 +268,10 @@ def stacked_convolution(
     return y.view(members, batch, rows, columns, out).permute(0, 1, 4, 2, 3)
 
 
-def _stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
+def stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
+    """Keyed dropout of ``x [M, B, ...]``, with the masks of each member."""
     if not layer.training or layer.p == 0:
         return x
     layer.step.add_(1)
     shape = mask_shape(x.shape[1:], layer.channel_axes)
-    return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step), layer.p)
+    return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step, layer._buffers.get(UNITS)), layer.p)

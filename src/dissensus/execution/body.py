@@ -77,7 +77,11 @@ class Body(Protocol):
         ...
 
     def shared_packed(self) -> Tensor:
-        """Shared trainable parameters as one row ``[1, P]``; afterwards the parameters are views of it."""
+        """Shared trainable parameters, one row per run ``[R, P]``; afterwards the parameters are views of it."""
+        ...
+
+    def attach_shared(self, rows: Tensor) -> None:
+        """Replace the shared trainable parameters of all runs ``[R, P]``, after `attach`."""
         ...
 
     def shared_views(self, row: Tensor) -> dict[str, Tensor]:
@@ -128,7 +132,7 @@ class Body(Protocol):
             rows: Members that run: a slice, or their numbers.
             replayed: Whether this pass is going to be replayed from a CUDA graph, which changes what is fastest.
             backend: The backend of this pass alone; by default the body's, whose choice is remembered.
-            shared: Packed parameters that all members share, ``[1, P]``; None for the body's own.
+            shared: Packed parameters that the members of each run share, ``[R, P]``; None for the body's own.
         """
         ...
 

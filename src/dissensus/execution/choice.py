@@ -192,7 +192,7 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
         (reference, buffers), (repeated, _) = trial.outputs(LOOP.run), trial.outputs(LOOP.run)
         repeatable = torch.equal(reference, repeated)
         candidates, refused = [LOOP.name], {}
-        tolerance = max(_tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
+        most = max(tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
             if backend is LOOP or (backend.on_cuda_only and not first_tensor(trial.x).is_cuda):
                 continue
@@ -201,9 +201,9 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
             except Exception as error:  # the loop has run, so the network itself is sound
                 refused[name] = first_line(error)
                 continue
-            if repeatable and not _close(output, reference, tolerance):
+            if repeatable and not close(output, reference, most):
                 refused[name] = "its outputs differ from the loop's"
-            elif repeatable and not all(_close(written[name_of], buffers[name_of], tolerance) for name_of in buffers):
+            elif repeatable and not all(close(written[name_of], buffers[name_of], most) for name_of in buffers):
                 refused[name] = "what it writes to buffers differs from the loop's"
             else:
                 candidates.append(name)
@@ -315,12 +315,13 @@ def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str]) -
     return times
 
 
-def _tolerance(dtype: torch.dtype) -> float:
+def tolerance(dtype: torch.dtype) -> float:
     """How far numbers may differ that were computed with weights of this precision."""
     return {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 5e-2) if dtype.is_floating_point else 0.0
 
 
-def _close(output: Tensor, reference: Tensor, tolerance: float) -> bool:
+def close(output: Tensor, reference: Tensor, tolerance: float) -> bool:
+    """Whether outputs are those of a reference, relative to its largest number."""
     if not reference.numel() or not reference.is_floating_point():
         return torch.equal(output, reference)
     scale = reference.detach().abs().amax().clamp_min(1e-6).item()

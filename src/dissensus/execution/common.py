@@ -5,9 +5,10 @@ weights, and what was computed from them), its result is the same in every membe
 others take it, with its place in autograd's graph: the backward pass goes through it once too.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dissensus.calls import NetworkInputs, first_tensor, tensors
 from dissensus.dropout import KeyedDropout, KeyedDropPath, key_tensors, may_drop_units
@@ -22,9 +24,27 @@ from dissensus.execution.skeleton import Skeleton
 from dissensus.randomness import GlobalGenerators, is_generator
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
-_UNTRACKED: set[Any] = {torch.Tensor.data.__get__, torch.Tensor.numpy, torch.Tensor.untyped_storage}  # pyright: ignore[reportAttributeAccessIssue]
-"""Their results are memory of a tensor. Writes to it do not raise the tensor's version."""
-_HOOKS: set[Any] = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
+_UNTRACKED: set[Any] = {
+    torch.Tensor.data.__get__,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Tensor.data.__set__,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Tensor.__array__,
+    torch.Tensor.numpy,
+    torch.Tensor.storage,
+    torch.Tensor.untyped_storage,
+}
+"""They exchange the memory of a tensor, or return it. Writes to it do not raise the tensor's version."""
+_HOOKS: set[Any] = {
+    torch.Tensor.backward,
+    torch.Tensor.register_hook,
+    torch.Tensor.requires_grad.__set__,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Tensor.requires_grad_,
+    torch.Tensor.retain_grad,
+}
+"""They change what autograd does with a tensor, which each member then has for itself."""
+RANDOM = re.compile(
+    r"rand|normal(?!ize)|uniform|bernoulli|exponential|cauchy|geometric|multinomial|poisson|binomial|gumbel|rrelu"
+)
+"""Names of functions that draw random numbers. A network may begin to draw after its first pass."""
 
 
 class _Result(NamedTuple):
@@ -60,15 +80,20 @@ class CommonPart(TorchFunctionMode):
         super().__init__()
         self.results: dict[Any, _Result] = {}
         self.common = {id(tensor): tensor for tensor in [*skeleton.shared_tensors().values(), *tensors(x)]}
-        self.layers = _common_layers(skeleton)
-        self.inside, self.training = False, skeleton.network.training
+        apart = skeleton.apart[skeleton.network.training]
+        self.layers = [layer for layer in common_layers(skeleton) if layer not in apart]
+        self.inside, self.drew, self.training = False, False, skeleton.network.training
         self.given_up: list[Tensor] = []
         self.calls: Counter[Any] = Counter()
         """How often the present member has made each call."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, or return its earlier result."""
-        if self.inside or (self.training and "drop" in getattr(func, "__name__", "")):
+        name = getattr(func, "__name__", "")
+        if RANDOM.search(name) or (self.training and "drop" in name):
+            self.drew = True
+            return func(*args, **(kwargs or {}))
+        if self.inside:
             return func(*args, **(kwargs or {}))
         if func in _UNTRACKED or func in _HOOKS:
             self._give_up(args[0], func in _UNTRACKED)
@@ -79,17 +104,8 @@ class CommonPart(TorchFunctionMode):
     def member(self) -> Iterator[None]:
         """The block of one member. Layers that are common are called once as a whole, so that no more is kept."""
         self.calls.clear()
-        before = [(layer, vars(layer).get("forward")) for layer in self.layers]
-        for layer in self.layers:
-            vars(layer)["forward"] = self._once(layer, layer.forward)
-        try:
-            with self:
-                yield
-        finally:
-            for layer, forward in before:
-                del vars(layer)["forward"]
-                if forward is not None:
-                    vars(layer)["forward"] = forward
+        with _forwards_replaced(self.layers, self._once), self:
+            yield
 
     def _once(self, layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -122,7 +138,10 @@ class CommonPart(TorchFunctionMode):
             if known is not None and known.versions == _versions(known.leaves):
                 known.wait()
                 return pytree.tree_unflatten(known.leaves, known.form)
+        self.drew = False
         result = call(*args, **kwargs)
+        if self.drew:
+            return result
         with torch._C.DisableTorchFunction():
             leaves, form = pytree.tree_flatten(result)
             made = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -161,11 +180,105 @@ class CommonPart(TorchFunctionMode):
         raise _NotCommon
 
 
+class FirstPass:
+    """The first pass of a mode: that of the first member shows what members have in common, which the others share."""
+
+    def __init__(self, skeleton: Skeleton, x: NetworkInputs) -> None:
+        self.skeleton, self.x = skeleton, x
+        self.before = GlobalGenerators.now(first_tensor(x).device)
+        self.common: CommonPart | None = None
+
+    @contextmanager
+    def member(self) -> Iterator[None]:
+        """The block of one member."""
+        skeleton, mode = self.skeleton, self.skeleton.network.training
+        if mode not in skeleton.draws:
+            look = FirstLook(skeleton, self.x)
+            with _forwards_replaced(look.layers, look.watched), look:
+                yield
+            skeleton.apart[mode], skeleton.draws[mode] = look.apart, self.before.drawn_from()
+            return
+        if self.common is None and not skeleton.draws[mode] and not skeleton.appearing:
+            self.common = CommonPart(skeleton, self.x)
+        with nullcontext() if self.common is None else self.common.member():
+            yield
+
+
+class FirstLook(TorchFunctionMode):
+    """A pass of one member, which shows which layers of shared weights read nothing but common tensors.
+
+    A layer may read what belongs to a member behind its arguments: an attribute, a global variable. The functions that
+    it calls are shared nevertheless.
+    """
+
+    def __init__(self, skeleton: Skeleton, x: NetworkInputs) -> None:
+        super().__init__()
+        self.common = WeakIdKeyDictionary()
+        for tensor in [*skeleton.shared_tensors().values(), *tensors(x)]:
+            self.common[tensor] = None
+        self.layers = common_layers(skeleton)
+        self.inside: nn.Module | None = None
+        self.apart: set[nn.Module] = set()
+        """Layers that read what is not common."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, and note whether its result is common."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            read = _tensors_in((args, kwargs))
+            common = all(tensor in self.common for tensor in read)
+        if not common and self.inside is not None:
+            self.apart.add(self.inside)
+        result = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            for tensor in _tensors_in(result):
+                if common:
+                    self.common[tensor] = None
+                else:
+                    self.common.pop(tensor, None)
+        return result
+
+    def watched(self, layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward pass of a layer that may be common."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.inside is not None or not all(tensor in self.common for tensor in _tensors_in((args, kwargs))):
+                return forward(*args, **kwargs)
+            self.inside = layer
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.inside = None
+
+        return called
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def _forwards_replaced(
+    layers: Iterable[nn.Module], replacement: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """A block in which layers have another forward pass."""
+    before = [(layer, vars(layer).get("forward")) for layer in layers]
+    for layer, _ in before:
+        vars(layer)["forward"] = replacement(layer, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, forward in before:
+            del vars(layer)["forward"]
+            if forward is not None:
+                vars(layer)["forward"] = forward
+
+
 def _versions(leaves: list[Any]) -> list[int]:
     return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
-def _common_layers(skeleton: Skeleton) -> list[nn.Module]:
+def common_layers(skeleton: Skeleton) -> list[nn.Module]:
     """The outermost layers all of whose tensors are shared, and that neither draw numbers nor have hooks."""
     idle = [
         layer
@@ -201,11 +314,13 @@ def _common_layers(skeleton: Skeleton) -> list[nn.Module]:
 
 
 @contextmanager
-def common_part(skeleton: Skeleton, x: NetworkInputs, members: int, per_member: bool) -> Iterator[CommonPart | None]:
+def common_part(
+    skeleton: Skeleton, x: NetworkInputs, members: int, per_member: bool
+) -> Iterator[CommonPart | FirstPass | None]:
     """What members have in common in one pass; None where nothing is, or where it cannot be told.
 
-    The first pass of a mode computes everything for every member. It shows whether the network draws random numbers
-    from global generators, which belong to each member.
+    The first pass of a mode shows whether the network draws random numbers from global generators, which belong to each
+    member, and which layers are common as a whole.
     """
     given = [*skeleton.shared_tensors().values(), *tensors(x)] if skeleton.shared and not per_member else []
     mode, first = skeleton.network.training, first_tensor(x)
@@ -223,6 +338,4 @@ def common_part(skeleton: Skeleton, x: NetworkInputs, members: int, per_member: 
     elif first.is_cuda and torch.cuda.is_current_stream_capturing():
         yield None
     else:
-        before = GlobalGenerators.now(first.device)
-        yield None
-        skeleton.draws[mode] = before.drawn_from()
+        yield FirstPass(skeleton, x)

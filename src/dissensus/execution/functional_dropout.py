@@ -87,6 +87,7 @@ class KeyedFunctions(TorchFunctionMode):
         """Torch's function, which calls others of its module, with these two replaced."""
         original = F.multi_head_attention_forward
         names = {**vars(F), "dropout": self._dropout, "scaled_dot_product_attention": self._attention}
+        names["has_torch_function"] = lambda _: False  # another mode would call torch's function again
         code = types.FunctionType(original.__code__, names, original.__name__, original.__defaults__)
         code.__kwdefaults__ = original.__kwdefaults__
         return code(*args, **kwargs)

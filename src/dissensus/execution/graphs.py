@@ -51,12 +51,90 @@ def captured(
     return graph.replay
 
 
-def capture_on(device: torch.device, watch: Watch = "thread_local") -> Capture | None:
-    """The way to capture graphs on a device, with a new memory pool that they share; None for a CPU."""
+def capture_on(device: torch.device, watch: Watch = "thread_local", *, pieces: bool = False) -> Capture | None:
+    """The way to capture graphs on a device, with a new memory pool that they share; None for a CPU.
+
+    ``pieces``: the host does something between graphs, by `between`.
+    """
     if device.type != "cuda":
         return None
     with on(device):
-        return functools.partial(captured, pool=torch.cuda.graph_pool_handle(), watch=watch)
+        capture = captured_in_pieces if pieces else captured
+        return functools.partial(capture, pool=torch.cuda.graph_pool_handle(), watch=watch)
+
+
+_pieces: list["_Pieces"] = []
+"""The capture in pieces that is under way."""
+
+
+class _Pieces:
+    """Graphs of one function, and what the host does between them."""
+
+    def __init__(self, pool: Any, watch: Watch, generators: Sequence[torch.Generator]) -> None:
+        self.pool, self.watch, self.generators = pool, watch, generators
+        self.steps: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            self.graph.register_generator_state(generator)
+        self.graph.capture_begin(pool=self.pool, capture_error_mode=self.watch)
+
+    def end(self) -> None:
+        self.graph.capture_end()
+        self.steps.append(self.graph.replay)
+
+    def replay(self) -> None:
+        for step in self.steps:
+            step()
+
+
+def captured_in_pieces(
+    function: Callable[[], None],
+    generators: Sequence[torch.Generator] = (),
+    *,
+    pool: Any = None,
+    watch: Watch = "thread_local",
+) -> Callable[[], None]:
+    """Graphs of a function, as `captured` makes one; calls of `between` in it are left to the host.
+
+    Arguments are those of `captured`.
+    """
+    torch.cuda.synchronize()
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    pieces, stream = _Pieces(pool, watch, generators), _capture_stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    _pieces.append(pieces)
+    try:
+        with torch.cuda.stream(stream):
+            pieces.begin()
+            try:
+                function()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    pieces.graph.capture_end()
+                raise
+            pieces.end()
+    finally:
+        _pieces.pop()
+    torch.cuda.current_stream().wait_stream(stream)
+    return pieces.replay
+
+
+def in_pieces() -> bool:
+    """Whether a function is being captured in pieces."""
+    return bool(_pieces)
+
+
+def between(function: Callable[[], object]) -> None:
+    """Leave a function to the host, between two graphs; it is not called now.
+
+    What it reads and writes must stay where it is, as for a graph.
+    """
+    pieces = _pieces[-1]
+    pieces.end()
+    pieces.steps.append(function)
+    pieces.begin()
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -383,6 +383,34 @@ class _Collection:
     def close(self) -> None:
         """Delete an unfinished file."""
         self.unfinished.close()
+
+
+class OneWrites(Protocol):
+    """Processes of which the first writes."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes."""
+        ...
+
+    def everyone(self, value: Any) -> list[Any]:
+        """The values of all processes, on every process."""
+        ...
+
+
+def written_by_first(blocks: Iterable[Tensor], examples: int, file: Path, processes: OneWrites) -> Tensor:
+    """Blocks of outputs ``[M, n, ...]``, which every process has, in a file that the first of them writes."""
+    collection, start, outputs = _Collection(examples, file), 0, None
+    try:
+        for block in blocks:
+            if processes.first:
+                collection.write(block, slice(start, start + block.shape[1]))
+            start += block.shape[1]
+        outputs = collection.whole(examples) if processes.first else None
+        processes.everyone(None)  # the file is there
+        return torch.from_numpy(np.load(file, mmap_mode="c")) if outputs is None else outputs
+    finally:
+        collection.close()
 
 
 def prediction_out_of_memory(device: torch.device, members: int, batch_size: int, file: bool) -> OutOfMemory:

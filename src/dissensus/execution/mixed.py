@@ -89,6 +89,10 @@ class MixedMembers(nn.Module):
         """No parameters."""
         return torch.empty(1, 0)
 
+    def attach_shared(self, rows: Tensor) -> None:
+        """Never called: members of different architectures share nothing."""
+        raise NotImplementedError
+
     def shared_views(self, row: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
         """None."""
         return {}

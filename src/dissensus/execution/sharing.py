@@ -20,9 +20,9 @@ def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> fr
 
     With ``"frozen"`` these are the parameters that want no gradient, and the buffers of layers all of whose parameters
     are frozen, such as the statistics of a frozen batch norm. Of a module without parameters of its own, around frozen
-    layers alone, these are the buffers that a state dict leaves out, which are constants. A tensor
-    that hangs in several places is shared if one of them is chosen. Keys and counters of dropout belong to members,
-    whatever matches their names.
+    layers alone or inside of a module with frozen layers alone, these are the buffers that a state dict leaves out,
+    which are constants. A tensor that hangs in several places is shared if one of them is chosen. Keys and counters of
+    dropout belong to members, whatever matches their names.
     """
     if shared is None:
         return frozenset()
@@ -75,13 +75,23 @@ def _frozen(network: nn.Module, known: Sequence[str]) -> frozenset[str]:
     for path, module in network.named_modules():
         own = [places[f"{path}.{key}".lstrip(".")] for key, p in module._parameters.items() if p is not None]
         buffers = {key for key, buffer in module._buffers.items() if buffer is not None}
-        if not own and any(True for _ in module.parameters()):
-            # Constants that code beside frozen layers reads, such as the numbers of positions in BERT.
-            own = [places[f"{path}.{name}".lstrip(".")] for name, _ in module.named_parameters()]
+        if not own and buffers:
+            # Constants that code beside frozen layers reads, such as the numbers of positions in BERT, and the
+            # frequencies of rotary positions, which lie in a module without parameters.
+            around = _with_parameters(network, path)
+            inside = network.get_submodule(around)
+            own = [places[f"{around}.{name}".lstrip(".")] for name, _ in inside.named_parameters()]
             buffers &= module._non_persistent_buffers_set
         if own and frozen.issuperset(own):
             frozen |= {f"{path}.{key}".lstrip(".") for key in buffers}
     return _with_members(network, frozenset(name for name in known if name in frozen), known)
+
+
+def _with_parameters(network: nn.Module, path: str) -> str:
+    """The path of a module, or of the smallest one around it, that has parameters."""
+    while path and not any(True for _ in network.get_submodule(path).parameters()):
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _with_members(network: nn.Module, chosen: frozenset[str], known: Sequence[str]) -> frozenset[str]:

@@ -52,6 +52,8 @@ class Skeleton:
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
         self.draws: dict[bool, bool] = {}
         """Whether the forward pass draws from global generators, by mode, as the first pass has shown."""
+        self.apart: dict[bool, set[nn.Module]] = {}
+        """Layers of shared weights that read what is a member's own, by mode, as the first pass has shown."""
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._empty: dict[str, tuple[dict[str, Any], str]] = {}
         """Buffers that are None."""
@@ -295,20 +297,19 @@ class Skeleton:
             self._made[key] = make(self)
         return self._made[key]
 
-    def trace(self) -> fx.Graph:
+    def trace(self, tracer: fx.Tracer | None = None) -> fx.Graph:
         """The network's graph of operations in its mode; raises `Unsupported` if its forward pass cannot be traced.
 
         A tracer runs the network's code. Weights and buffers are replaced by tensors without values, so that a pass can
         neither write to them nor branch on their values.
         """
         with self._alone():
-            return self._traced()
+            return self._traced(LeafTracer() if tracer is None else tracer)
 
-    def _traced(self) -> fx.Graph:
+    def _traced(self, tracer: fx.Tracer) -> fx.Graph:
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
-        tracer = _LeafTracer()
         held = self._hanging()
-        empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in held.items()}
+        empty = {name: _without_values(tensor) for name, tensor in held.items()}
         try:
             with torch.no_grad():
                 self.hang(empty)
@@ -346,8 +347,16 @@ class _Collecting(threading.local):
     late: list[dict[str, Tensor]] | None = None
 
 
-class _LeafTracer(fx.Tracer):
+def _without_values(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+
+
+class LeafTracer(fx.Tracer):
+    """Looks into every module but torch's layers."""
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
+        """Whether a module is a layer of torch, or one of keyed dropout."""
         return not list(m.children()) and type(m).forward is not nn.Module.forward and _is_layer(m)
 
 

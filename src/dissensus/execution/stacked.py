@@ -25,10 +25,12 @@ from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.loop import run_loop
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation, run_recomputed
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
+from dissensus.execution.runs import JOINABLE, joined, joining_pays
 from dissensus.execution.sharing import Shared, shared_names
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_one_dtype, check_real
+from dissensus.execution.wide import wide_plan
 from dissensus.randomness import generators_kept
 
 log = logging.getLogger("dissensus")
@@ -69,13 +71,18 @@ class MembersPass(NamedTuple):
 class StackedMembers(nn.Module):
     """M networks of one architecture as one network whose tensors have a leading member axis; a `Body`.
 
-    Tensors named in ``shared`` have no member axis: all members use the same.
+    Tensors named in ``shared`` have no member axis: all members use the same. In a sweep, each run has those of them
+    that are trained for itself.
     """
+
+    shared_rows: Tensor | None
+    """With several runs: the shared parameters of each that are trained, ``[R, P]``. Rows of members are run by run."""
 
     def __init__(
         self, network: nn.Module, output: OutputChoice | None = None, shared: frozenset[str] = frozenset()
     ) -> None:
         super().__init__()
+        self.register_buffer("shared_rows", None, persistent=False)
         self.network = keep_in_place(network)
         self.skeleton = Skeleton(network, output, shared=shared)
         self.settings = signature(network)
@@ -89,6 +96,8 @@ class StackedMembers(nn.Module):
         """Number of training passes that follow, for which a backend is chosen; None: unknown."""
         self._told: set[str] = set()
         """Reasons for the loop that the log has."""
+        self._joined: dict[tuple[object, ...], str | None] = {}
+        """With several runs: the backend whose passes are joined, by mode; None: runs are passed one after another."""
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._late: list[dict[str, Tensor]] = []
         """Buffers that a pass has made, of each member, until all members have them."""
@@ -96,16 +105,22 @@ class StackedMembers(nn.Module):
         """Modes whose backend was chosen before members had all of their buffers."""
 
     @classmethod
-    def of(cls, networks: Iterable[nn.Module], shared: Shared = None, *, equal: bool = False) -> "StackedMembers":
+    def of(
+        cls, networks: Iterable[nn.Module], shared: Shared = None, *, equal: bool = False, members: int | None = None
+    ) -> "StackedMembers":
         """Stack networks; `DifferentMembers` names the first member and tensor that differ.
 
         Shared tensors are those of the first network. ``equal``: those of the others must be equal to them.
+        ``members``: networks come run by run, with as many in each. Shared parameters that are trained are then those
+        of the first network of each run, and the other shared tensors must be equal in all networks.
         """
         first: nn.Module | None = None
         names: frozenset[str] = frozenset()
         settings: list[tuple[str, str, str]] = []
         stacks: dict[str, list[Tensor]] = {}
         common: dict[str, Tensor] = {}
+        trained: list[str] = []
+        rows: list[Tensor] = []
         for index, network in enumerate(networks):
             if first is None and is_compiled(network):
                 log.warning("members run without the code that was compiled for them: use torch.compile(ensemble)")
@@ -114,12 +129,17 @@ class StackedMembers(nn.Module):
             if first is None:
                 first, settings = network, signature(network)
                 names = shared_names(network, shared, tensors)
+                trained = [name for name, tensor in tensors.items() if name in names and tensor.requires_grad]
                 common = {name: tensors.pop(name).detach() for name in list(tensors) if name in names}
                 stacks = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
             others = {name: tensors.pop(name) for name in common if name in tensors}
             _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
-            differing = [name for name in others if equal and not torch.equal(common[name], others[name])]
+            compared = list(others) if equal else [] if members is None else [n for n in others if n not in trained]
+            differing = [name for name in compared if not torch.equal(common[name], others[name])]
+            if members is not None and trained and index % members == 0:
+                first_row = [] if rows else [_row(common[name] for name in trained)]
+                rows += [*first_row, _row(others[name] for name in trained)]
             if differing:
                 fix = "make it once, outside of `build`, or leave it out of `shared`"
                 raise DifferentMembers(
@@ -139,7 +159,8 @@ class StackedMembers(nn.Module):
                 stacks[name].append(tensor.detach())
         if first is None:
             raise DifferentMembers("an ensemble needs at least one member")
-        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
+        body = cls(attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
+        body.shared_rows = torch.cat(rows) if rows else None
         return body.train(first.training)
 
     def __len__(self) -> int:
@@ -197,14 +218,22 @@ class StackedMembers(nn.Module):
         return {n: p for n, p in self.shared_tensors().items() if isinstance(p, nn.Parameter) and p.requires_grad}
 
     def shared_packed(self) -> Tensor:
-        """Shared trainable parameters as one row ``[1, P]``; afterwards the parameters are views of it."""
+        """Shared trainable parameters, one row per run ``[R, P]``; afterwards the parameters are views of it."""
         params = self.shared_trainable()
         check_real(params)
         check_one_dtype(params)
-        row = torch.cat([parameter.detach().reshape(1, -1) for parameter in params.values()], 1)
-        for name, view in self.shared_views(row).items():
+        rows = _row(params.values()) if self.shared_rows is None else self.shared_rows.detach()
+        self.attach_shared(rows)
+        return rows
+
+    def attach_shared(self, rows: Tensor) -> None:
+        """Replace the shared trainable parameters of all runs ``[R, P]``; see `shared_packed`."""
+        if len(rows) != 1:
+            self.shared_rows = rows.detach()
+            return
+        self.shared_rows, params = None, self.shared_trainable()
+        for name, view in self.shared_views(rows.detach()).items():
             params[name].data = view
-        return row
 
     def shared_views(self, row: Tensor) -> dict[str, Tensor]:
         """Shared trainable parameters by name, as views of a row ``[1, P]``."""
@@ -250,9 +279,93 @@ class StackedMembers(nn.Module):
 
         Buffers are the body's, and are written to. Under autocast all packed weights are cast at once.
         """
-        if shared is not None:
+        shared = self.shared_rows if shared is None else shared
+        how = {"per_member": per_member, "replayed": replayed, "backend": backend}
+        if shared is None:
+            return self._run_rows(flat, x, rows=rows, **how)
+        if len(shared) == 1:
             with self.skeleton.lending(self.shared_views(shared)):
-                return self.run(flat, x, per_member=per_member, rows=rows, replayed=replayed, backend=backend)
+                return self._run_rows(flat, x, rows=rows, **how)
+        assert isinstance(rows, slice)
+        assert rows == ALL_ROWS
+        return self._run_runs(flat, x, shared, **how)
+
+    def _run_runs(
+        self,
+        flat: Tensor | None,
+        x: NetworkInputs,
+        shared: Tensor,
+        *,
+        per_member: bool,
+        replayed: bool,
+        backend: str | None,
+    ) -> Tensor:
+        """Outputs of all runs, whose members share rows of ``shared`` ``[R, P]``.
+
+        The first pass of a mode finds out whether a pass of all runs at once is faster than one each.
+        """
+        count = len(self) // len(shared)
+
+        def each() -> Tensor:
+            weights = [None] * len(shared) if flat is None else flat.unflatten(0, (-1, count)).unbind(0)
+            outputs: list[Tensor] = []
+            for run, row in enumerate(shared.unbind(0)):
+                own = slice(run * count, (run + 1) * count)
+                with self.skeleton.lending(self.shared_views(row.unsqueeze(0))):
+                    own_x = calls.rows(x, own) if per_member else x
+                    how = {"per_member": per_member, "replayed": replayed, "backend": backend}
+                    outputs.append(self._run_rows(weights[run], own_x, rows=own, **how))
+            return torch.cat(outputs)
+
+        def at_once() -> Tensor:
+            packed = None if flat is None else Packed(self.layout(), flat, _autocast_dtype(flat))
+            weights = self.trainable() if packed is None else packed.stacked()
+            run = self._named(self.ran).run
+            return joined(run, self.skeleton, weights, self.state(), x, per_member, shared, self.shared_views)
+
+        if backend is not None or self.recompute or torch.compiler.is_compiling() or is_exporting():
+            return each()
+        grad = torch.is_grad_enabled()
+        mode = (self.backend, self.training, grad, per_member, len(shared), self.by_rule, *calls.form(x))
+        if mode not in self._joined:
+            if calls.first_tensor(x).is_cuda and torch.cuda.is_current_stream_capturing():
+                return each()
+            self._joined[mode] = self._ran_joined(
+                each, at_once, [t for t in (flat, shared) if t is not None and t.requires_grad]
+            )
+        joins = self._joined[mode]
+        if joins is None:
+            return each()
+        self.ran = joins
+        outputs = at_once()
+        return outputs.flatten(0, 1) if members_inside(self.network) else outputs
+
+    def _ran_joined(
+        self, each: Callable[[], Tensor], at_once: Callable[[], Tensor], leaves: list[Tensor]
+    ) -> str | None:
+        """The backend whose passes are joined; None where runs are passed one after another. Nothing is changed."""
+        restore = self.snapshot()
+        try:
+            with generators_kept(next(self.parameters()).device):
+                each()
+                joinable = self.ran in JOINABLE and self.custom_backend is None and not self.skeleton.appearing
+                if not joinable or not joining_pays(each, at_once, leaves, restore, by_rule=self.by_rule):
+                    return None
+                return self.ran
+        finally:
+            restore()
+
+    def _run_rows(
+        self,
+        flat: Tensor | None,
+        x: NetworkInputs,
+        *,
+        per_member: bool,
+        rows: slice | Tensor,
+        replayed: bool,
+        backend: str | None,
+    ) -> Tensor:
+        """Outputs of members whose shared parameters hang in the network."""
         buffers = _selected(self.state(), rows)
         if flat is None:
             assert isinstance(rows, slice)
@@ -442,13 +555,18 @@ class StackedMembers(nn.Module):
     def is_batchable(self) -> bool:
         """Whether the backend ``"batched"`` knows every layer."""
         try:
-            self.skeleton.once(batched_plan)
+            if self.skeleton.shared:
+                wide_plan(self.skeleton, per_member=False)
+            else:
+                self.skeleton.once(batched_plan)
         except Unsupported:
             return False
         return True
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module."""
+        if self.shared_rows is not None:
+            return self.subset([index]).member(0)
         return as_ordinary(self._reduced(lambda tensor: tensor[index].clone()))
 
     def mean(self) -> nn.Module:
@@ -462,7 +580,20 @@ class StackedMembers(nn.Module):
         body.request_backend(self.requested_backend)
         body.skeleton.adopted = dict(self.skeleton.adopted)
         body.channels_last, body.by_rule = self.channels_last, self.by_rule
+        if self.shared_rows is not None:
+            body.attach_shared(self._rows_of_runs(indices).clone())
         return body.train(self.training)
+
+    def _rows_of_runs(self, indices: Sequence[int]) -> Tensor:
+        """What members of one run share, or those of several whole runs."""
+        assert self.shared_rows is not None
+        members = len(self) // len(self.shared_rows)
+        runs = [index // members for index in indices]
+        size = len(runs) if len(set(runs)) == 1 else members
+        blocks = [set(runs[start : start + size]) for start in range(0, len(runs), size)]
+        if len(runs) % size or any(len(block) > 1 for block in blocks):
+            raise ValueError("members of several runs, which share other weights, cannot be one ensemble")
+        return self.shared_rows[[block.pop() for block in blocks]]
 
     def _reduced(self, reduce: Any) -> nn.Module:
         left_behind = [v for m in self.network.modules() for v in vars(m).values() if isinstance(v, Tensor)]
@@ -561,6 +692,11 @@ def _check_per_member(x: NetworkInputs, members: int) -> None:
         raise ValueError(f"`x` must have shape {shape} with per_member=True; got {list(wrong.shape)}.")
 
 
+def _row(tensors: Iterable[Tensor]) -> Tensor:
+    """Tensors as one row."""
+    return torch.cat([tensor.detach().reshape(1, -1) for tensor in tensors], 1)
+
+
 def _selected(tensors: Tensors, rows: slice | Tensor) -> dict[str, Tensor]:
     whole = isinstance(rows, slice) and rows == slice(None)
     return {name: tensor if whole else tensor[rows] for name, tensor in tensors.items()}
@@ -586,7 +722,7 @@ def _check_same(index: int, stacks: dict[str, list[Tensor]], tensors: Tensors) -
             )
 
 
-def _attached(network: nn.Module, stacked: Tensors) -> nn.Module:
+def attached(network: nn.Module, stacked: Tensors) -> nn.Module:
     """Replace a network's tensors by stacked ones."""
     skeleton = Skeleton(network)
     single = skeleton.tensors()

@@ -81,6 +81,11 @@ class Attackable(Protocol):
 
     state: TrainState
 
+    @property
+    def members(self) -> int:
+        """Members per run, in all processes."""
+        ...
+
     def outputs(
         self, x: Tensor, flat: Tensor | None = None, *, per_run: bool, per_member: bool = False
     ) -> Float[Tensor, "R M ..."]:
@@ -110,7 +115,7 @@ class Adversary:
 
     def attacked(self, engine: Attackable, x: Tensor, y: Tensor) -> Tensor:
         """The batch ``[B, ...]``, or ``[M, B, ...]``, with a share of it attacked; all of it with ``beside``."""
-        members = engine.state.members
+        members = engine.members
         if len(y) not in self.places:
             share = 1.0 if self.settings.beside else self.settings.share
             self.places[len(y)] = torch.tensor(evenly(len(y), share), dtype=torch.int64, device=y.device)
@@ -153,7 +158,7 @@ class Adversary:
         state, per_member = engine.state, self.per_member
 
         def outputs(inputs: Tensor) -> Tensor:
-            inputs = inputs.unflatten(0, (state.members, -1)) if per_member else inputs
+            inputs = inputs.unflatten(0, (engine.members, -1)) if per_member else inputs
             return engine.outputs(inputs, state.flat.detach(), per_run=False, per_member=per_member)[0]
 
         if self.settings.beside:

@@ -6,7 +6,8 @@ because the batch would be gone by then.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +15,11 @@ from torch import Tensor
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.dropout import counter_names
 from dissensus.execution.graphs import Capture, capture_on
+from dissensus.execution.ranks import Ranks
 from dissensus.execution.replay import GraphCache, Recording
 from dissensus.train.engine import Engine
+
+log = logging.getLogger("dissensus")
 
 WARM_UP = 3
 """Eager steps with batches of a shape before such a step is captured."""
@@ -110,7 +114,7 @@ class GraphSteps:
         Running means of batch norm have changed too and remain so; no training pass reads them.
         """
         rows = torch.zeros_like(engine.state.active)
-        rows[run * engine.members : (run + 1) * engine.members] = True
+        rows[run * engine.state.members : (run + 1) * engine.state.members] = True
         state = engine.body.state()
         counters = {n: t for n, t in state.items() if n in counter_names(state) or n.endswith("num_batches_tracked")}
         beside = engine.adversary is not None and engine.adversary.settings.beside
@@ -129,9 +133,40 @@ class GraphSteps:
 
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
-    """Captured steps on a GPU; None for a CPU, for optimizers that the user brings, and for recomputed passes."""
+    """Captured steps on a GPU; None for a CPU, for optimizers that the user brings, and for recomputed passes.
+
+    With several processes, a backend that cannot be captured leaves collectives to the host, between graphs.
+    """
     device = engine.state.flat.device
     if device.type != "cuda" or engine.state.optimizers is not None or engine.body.recompute:
         return None
-    # A foreign loader may have threads that call CUDA.
-    return GraphSteps(functools.partial(capture_on, device, "global" if engine.feed.resumable else "thread_local"))
+    ranks = engine.ranks
+    if ranks is not None and engine.state.settings.sampling is not None:
+        log.info("steps are not captured in a graph: processes take other numbers of members at every step")
+        return None
+    if ranks is not None and not ranks.captures and engine.adversary is not None:
+        log.info("steps are not captured in a graph: attacks exchange gradients in the middle of a backward pass")
+        return None
+    # A foreign loader, and connections to other processes, may have threads that call CUDA.
+    watch = "global" if engine.feed.resumable and ranks is None else "thread_local"
+    pieces = ranks is not None and not ranks.captures
+    new_capture = functools.partial(capture_on, device, watch, pieces=pieces)
+    return GraphSteps(new_capture if ranks is None else lambda: _agreed(new_capture(), ranks))
+
+
+def _agreed(capture: Capture | None, ranks: Ranks) -> Capture | None:
+    """A way to capture that fails in all processes where it fails in one, so that all take the same steps."""
+
+    def captured(function: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+        assert capture is not None
+        replay, problem = None, ""
+        try:
+            replay = capture(function, generators)
+        except RuntimeError as reason:
+            problem = str(reason) or type(reason).__name__
+        problem = next(filter(None, ranks.everyone(problem)), "")
+        if replay is None or problem:
+            raise RuntimeError(problem)
+        return replay
+
+    return None if capture is None else captured

@@ -23,6 +23,7 @@ from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution import Body
 from dissensus.execution.graphs import on
+from dissensus.execution.ranks import Ranks
 from dissensus.execution.recomputation import MESSAGE as RECOMPUTES
 from dissensus.objectives.declaration import ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.adversary import Adversary
@@ -32,7 +33,7 @@ from dissensus.train.history import Failure, History, OnProgress, Progress, entr
 from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Numerics
-from dissensus.train.parallel import Ranks
+from dissensus.train.padded_runs import PaddedRuns
 from dissensus.train.python_state import unchanged
 from dissensus.train.running_means import WEIGHT
 from dissensus.train.state import TrainState
@@ -66,6 +67,15 @@ class CapturedSteps(Protocol):
 
     def tell(self, engine: "Engine") -> None:
         """Record the runs that have failed on the device since the last call."""
+        ...
+
+
+@runtime_checkable
+class EvaluatesOutputs(Protocol):
+    """A validator that computes outputs; see `dissensus.train.evaluation`."""
+
+    def outputs(self, engine: "Engine") -> tuple[Tensor, Tensor]:
+        """Outputs ``[R, M, N, ...]`` on validation data, and targets ``[R, N, ...]``."""
         ...
 
 
@@ -104,6 +114,10 @@ class Engine:
     """Plans how many members of one run train at once, on the first batch; None: all of them."""
     seeds: Sequence[int] = ()
     """The seed of every run, for its history."""
+    own_members: Sequence[int] = ()
+    """The number of members of every run, where the others of its rows are padding."""
+    padded: PaddedRuns | None = None
+    """The shapes of runs that are padded to a common one."""
     progress: OnProgress | None = None
     callbacks: Callbacks | None = None
     checkpointer: CheckpointWriter | None = None
@@ -151,13 +165,38 @@ class Engine:
         state = self.state
         state.body.passes = (self.epochs - state.epoch) * len(self.feed) - state.in_epoch
         try:
-            with on(state.flat.device), self.numerics.training():
-                while state.epoch < self.epochs and state.runs:
-                    self._train_epoch()
+            self.advance(self.epochs)
         finally:
             state.body.passes = None
             self._retire(torch.ones(state.runs, dtype=torch.bool))
             state.finish()
+
+    def advance(self, until: int) -> None:
+        """Train up to the end of an epoch, counted from 1, from which training can go on."""
+        state = self.state
+        with on(state.flat.device), self.numerics.training():
+            while state.epoch < min(until, self.epochs) and state.runs:
+                self._train_epoch()
+
+    def latest_entries(self) -> dict[int, dict[str, Any]]:
+        """The latest epoch of every run that is in training, by its place among all runs."""
+        state = self.state
+        return {run: state.histories[run][-1] for run in state.run_ids if run not in (*state.failures, *state.stops)}
+
+    def stop_runs(self, runs: Mapping[int, str]) -> None:
+        """Stop runs between two epochs, each with the name of the callback that wants it."""
+        for run, callback in runs.items():
+            self.state.stop(self.state.run_ids.index(run), callback)
+        self._settle()
+
+    def validation_outputs(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Outputs ``[M, N, ...]`` on validation data and its targets, for every run in training; empty without any."""
+        state = self.state
+        if not isinstance(self.validator, EvaluatesOutputs) or not state.runs:
+            return {}
+        with on(state.flat.device), self.numerics.training(), torch.no_grad(), state.evaluated():
+            outputs, targets = self.validator.outputs(self)
+        return {run: (outputs[place].cpu(), targets[place].cpu()) for place, run in enumerate(state.run_ids)}
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -230,26 +269,31 @@ class Engine:
             if not per_member:
                 tensor = tensor.unsqueeze(1).expand(-1, state.members, *tensor.shape[1:])
             elif not per_run:
-                own = tensor if self.ranks is None else tensor[self.ranks.own]
+                own = tensor if state.own is None else tensor[state.own]
                 tensor = own.expand(state.runs, *own.shape)
             return tensor.flatten(0, 1)[rows]
 
+        def run(x: NetworkInputs) -> Tensor:
+            with self.numerics.passes():
+                return state.body.run(
+                    flat,
+                    calls.mapped(self.numerics.laid, x),
+                    per_member=per_run or per_member,
+                    rows=rows,
+                    replayed=flat is not None and self.replaying,
+                    backend=backend,
+                    shared=None if flat is None or state.shared is None else state.shared.flat,
+                )
+
         if per_run or per_member:
             x = calls.mapped(per_row, x)
-        with self.numerics.passes():
-            outputs = state.body.run(
-                flat,
-                calls.mapped(self.numerics.laid, x),
-                per_member=per_run or per_member,
-                rows=rows,
-                replayed=flat is not None and self.replaying,
-                backend=backend,
-                shared=None if flat is None or state.shared is None else state.shared.flat,
-            )
+        if self.ranks is not None:
+            counts = None if isinstance(rows, slice) else self.ranks.counts_of(state.sampled)
+            return self.ranks.run(run, x, counts, per_member=per_member).unsqueeze(0)
+        outputs = run(x)
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
-        outputs = outputs.unflatten(0, (state.runs, -1))
-        return outputs if self.ranks is None else self.ranks.gathered(outputs, 1)
+        return outputs.unflatten(0, (state.runs, -1))
 
     def training_outputs(
         self,
@@ -275,7 +319,7 @@ class Engine:
             total = torch.where(state.active_runs(), parts.total, 0.0) if state.resting else parts.total
             shared = 0.0 if state.shared is None or state.shared.grad is None else state.shared.grad.sum()
             finite = math.isfinite(float(total.sum() + grad.sum() + shared))
-            if not (finite if self.ranks is None else self.ranks.all_agree(finite, grad.device)):
+            if not self._agreed(finite, grad.device):
                 failed = ~self._finite_runs(parts.total, grad)
                 for run in failed.nonzero().flatten().tolist():
                     self.blame(run, state.steps, batch, outputs, parts, grad)
@@ -284,13 +328,19 @@ class Engine:
             everyone = not (state.resting or self.replaying)  # as a captured step does
             self._update(grad, factor, self._examples(batch), everyone=everyone, updates=self.updates)
             state.add_losses(parts, self._examples(batch))
+            if self.body.ran == "batched" and grad.device.type == "cpu" and state.optimizers is None:
+                state.flat.grad = grad if grad.shape == state.flat.shape else None  # memory of the next gradient
 
     def _finite_runs(self, total: Tensor, grad: Tensor) -> Bool[Tensor, " R"]:
-        """Runs that may go on, in all processes."""
+        """Runs that may go on, in all processes; nothing is read back."""
         finite = self.state.finite_runs(total, grad)
-        if self.ranks is not None and not self.ranks.all_agree(bool(finite.all()), grad.device):
-            finite = torch.zeros_like(finite)
-        return finite
+        return finite if self.ranks is None else self.ranks.agreed(finite)
+
+    def _agreed(self, finite: bool, device: torch.device) -> bool:
+        """Whether numbers are finite in all processes."""
+        if self.ranks is None:
+            return finite
+        return bool(self.ranks.agreed(torch.tensor([finite], device=device)))
 
     def device_step(self, batch: Batch, factor: Tensor, failed_at: Tensor, *, updates: bool = True) -> None:
         """One step that reads nothing back, so that a graph can hold it.
@@ -301,7 +351,7 @@ class Engine:
         state = self.state
         _, parts, grad = self.gradient(batch)
         with torch.no_grad():
-            finite = state.finite_runs(parts.total, grad)
+            finite = self._finite_runs(parts.total, grad)
             failed_at.copy_(torch.where(finite | (failed_at >= 0), failed_at, state.ticks))
             state.active.view(state.runs, state.members).logical_and_(finite.unsqueeze(1))
             self._update(grad, factor, self._examples(batch), everyone=False, updates=updates)
@@ -341,16 +391,22 @@ class Engine:
             flat, rows = state.flat, slice(None)
             if sampling is not None:
                 state.sampled = sampling.sample(state.ticks)
-                rows = sampling.rows(state.sampled)
+                sampled_rows = state.sampled_rows()
+                assert sampled_rows is not None
+                rows = sampled_rows
                 flat = state.flat.detach()[rows].requires_grad_()
             outputs = self.training_outputs(inputs, flat, rows)
             parts = self._losses(outputs, batch)
-            if state.shared is None:
+            if not len(flat):  # no member of this process was sampled
+                grad = flat.detach()
+            elif state.shared is None:
                 (grad,) = torch.autograd.grad(parts.total.sum(), flat)
+                for columns in state.held:
+                    columns.still(grad)
             else:
                 grad, shared = torch.autograd.grad(parts.total.sum(), (flat, state.shared.flat))
                 state.shared.take(shared if self.ranks is None else self.ranks.summed(shared))
-            return outputs, parts, grad
+            return outputs, parts, grad if self.ranks is None else self.ranks.summed_over_data(grad)
         outputs, parts, grad = groups.gradient(
             state.flat,
             lambda flat, rows: self.training_outputs(inputs, flat, rows)[0],
@@ -367,7 +423,7 @@ class Engine:
                 self.targets.check_batch(y, weights)
             loaded = y if state.runs == 1 else y[0]
             self.targets.observe(outputs, labelled.y if isinstance(labelled, TensorBatches) else loaded)
-        state.members_summed = outputs.shape[1] if settings.sampling is None else state.members
+        state.members_summed = outputs.shape[1] if settings.sampling is None else self.members
         hyper = settings.of_objective
         if settings.draw_keys is not None:
             hyper = {**hyper, DRAW: settings.draw_keys + state.ticks * _STRIDE}
@@ -381,6 +437,9 @@ class Engine:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
         parts = self.losses(outputs, y, hyper)
+        if settings.own_members is not None:  # the objective counts all rows as members
+            parts = LossParts(parts.total * (settings.own_members / state.members), parts.parts)
+            state.members_summed = settings.own_members
         named = dict(parts.parts)
         state.step_weight = named.pop(WEIGHT, None)
         parts = LossParts(parts.total, named)
@@ -419,6 +478,8 @@ class Engine:
             current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
             rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
             optim.apply(self.optimizer, rows, grad, sampled)
+            for columns in state.held:
+                columns.restore(rows.flat)
         else:
             if settings.clip_norm is not None:
                 limit = settings.clip_norm if sampled is None else settings.clip_norm[sampled]
@@ -430,12 +491,15 @@ class Engine:
     def blame(self, run: int, step: int, batch: Batch, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
         """Record what was not finite in a run's step, in which members, and whether its batch had NaN already."""
         state = self.state
-        shared = None if state.shared is None else state.shared.grad
+        shared = None if state.shared is None or state.shared.grad is None else state.shared.grad[run]
         if self.ranks is not None:  # one number per member says whether its gradient is finite
-            grad = self.ranks.gathered(torch.linalg.vector_norm(grad, math.inf, 1, keepdim=True))
+            norms = torch.linalg.vector_norm(grad, math.inf, 1, keepdim=True) if len(grad) else grad[:, :1]
+            grad = self.ranks.gathered(norms, counts=self.ranks.counts_of(state.sampled))
         part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run, shared)
         if state.sampled is not None:
             members = [int(state.sampled[run, member]) for member in members]
+        if self.own_members:
+            members = [member for member in members if member < self.own_members[state.run_ids[run]]]
         inputs = [
             tensor[run] if item.per_run else tensor
             for item in step_inputs(self.feed, batch)
@@ -449,6 +513,8 @@ class Engine:
         state = self.state
         means = self._decided({name: mean.tolist() for name, mean in self._means().items()})
         validation: dict[str, Tensor] = {}
+        if self.ranks is not None:
+            self.ranks.averaged_over_data(self.body)
         if self.validator is not None and state.stopping is not None:
             with state.evaluated():
                 metric, parts = self._decided(self.validator(self))
@@ -458,8 +524,9 @@ class Engine:
                     metric = metric.flatten()[self.ranks.own]
                 going = state.stopping.update(state.epoch + 1, metric, state.flat, state.active, everyone)
                 state.active.copy_(going)
-                if state.shared is not None and state.stopping.best_epoch.tolist() == [state.epoch + 1]:
-                    state.shared.note_best()
+                if state.shared is not None:
+                    improved = state.stopping.best_epoch == state.epoch + 1
+                    state.shared.note_best(improved.to(state.flat.device))
         if state.freezing is not None:
             active = state.freezing.update(state.epoch + 1, means["member_loss"][0], self._of_all(state.active))
             state.active.copy_(active if self.ranks is None else active[self.ranks.own])
@@ -468,31 +535,44 @@ class Engine:
         rates = self._of_all(state.settings.optimizer.lr * factor).view(state.runs, -1)
         for place, run in enumerate(state.run_ids):
             if run not in state.failures and run not in state.stops:
-                record = entry(place, state.epoch + 1, rates, means, validation, state.elapsed)
+                record = self._own(run, entry(place, state.epoch + 1, rates, means, validation, state.elapsed))
                 state.histories[run].append(record)
                 by = None if self.callbacks is None else self.callbacks.epoch(run, record)
                 if by is not None:
                     state.stop(place, by)
         self._notify_runs()
-        going = self._of_all(state.active).view(state.runs, -1).any(1).cpu()
         self._report(last=True)
         state.epoch, state.in_epoch = state.epoch + 1, 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """Between two epochs: put runs that are done aside, and note whether any row rests."""
+        state = self.state
+        going = self._of_all(state.active).view(state.runs, -1).any(1).cpu()
         if not bool(going.all()):
             self._retire(~going)
-        resting = not bool(state.active.all())
+        resting = not bool(self._of_all(state.active).all())  # all processes run eagerly, or none
         if resting != state.resting and self.captured is not None:
             self.captured.forget()
         state.resting = resting
 
+    def _own(self, run: int, record: dict[str, Any]) -> dict[str, Any]:
+        """An entry of a run's history without members that are padding."""
+        if not self.own_members:
+            return record
+        own = self.own_members[run]
+        return {name: value[:own] if isinstance(value, list) else value for name, value in record.items()}
+
+    def own_outputs(self, outputs: Float[Tensor, "R M ..."], place: int) -> Float[Tensor, "K ..."]:
+        """The outputs of one of the runs in training, without those of members that are padding."""
+        return outputs[place, : self.own_members[self.state.run_ids[place]]] if self.own_members else outputs[place]
+
     def _notify_runs(self) -> None:
         """Give callbacks the epoch of all runs that are still in training, and stop those that they name."""
-        state = self.state
-        if self.callbacks is None:
-            return
-        ended = {run: place for place, run in enumerate(state.run_ids) if run not in (*state.failures, *state.stops)}
-        stopped = self.callbacks.runs({run: state.histories[run][-1] for run in ended}) if ended else {}
+        ended = self.latest_entries() if self.callbacks is not None else {}
+        stopped = self.callbacks.runs(ended) if self.callbacks is not None and ended else {}
         for run, by in stopped.items():
-            state.stop(ended[run], by)
+            self.state.stop(self.state.run_ids.index(run), by)
 
     def _of_all(self, rows: Tensor) -> Tensor:
         """Rows of all processes."""
@@ -516,7 +596,7 @@ class Engine:
         for place, run in enumerate(state.run_ids):
             if run in state.failures or run in state.stops:
                 continue
-            numbers = entry(place, state.epoch + 1, rates, means, {}, state.elapsed)
+            numbers = self._own(run, entry(place, state.epoch + 1, rates, means, {}, state.elapsed))
             by = self.callbacks.step(run, {"step": state.steps, **numbers})
             if by is not None:
                 state.stop(place, by)
@@ -535,6 +615,13 @@ class Engine:
         means = running_means.averages(self.state.sums, self.state.examples)
         if self.pooled_loss is not None and "member_loss" in means:
             means["loss"] = means["individual"] = self.pooled_loss(means["member_loss"])
+        own = self.state.settings.own_members
+        if own is not None:  # means over runs are over members that there are
+            for name, mean in means.items():
+                if mean.ndim == 2:
+                    there = torch.arange(mean.shape[1], device=mean.device) < own.unsqueeze(1)
+                    average = torch.where(there, mean, 0.0).sum(1, keepdim=True) / own.unsqueeze(1)
+                    means[name] = torch.where(there, mean, average)
         return means
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:

@@ -20,6 +20,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, bootstrap_counts
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import original, settings_kept
+from dissensus.execution.ranks import adopt, several_ranks
 from dissensus.masks import Masked
 from dissensus.randomness import drawn_seed
 from dissensus.train.adversary import AdversarialTraining
@@ -33,7 +34,7 @@ from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.parallel import RankCallbacks, adopt, check_parallel, several_ranks
+from dissensus.train.parallel import RankCallbacks, check_parallel, tell_of_statistics
 from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import (
@@ -111,7 +112,7 @@ def fit(
     seed: int | None = 0,
     split_seed: int | None = None,
     twin: bool | Objective = False,
-    parallel: Literal["members"] | None = None,
+    parallel: Literal["members", "members+data"] | None = None,
 ) -> History:
     """Train the members of an ensemble in place.
 
@@ -338,12 +339,14 @@ def fit(
         refused = {
             "sequential": sequential or None,
             "twin": None if twin is False else "one",
-            "adversarial": adversarial,
-            "active_members": active_members,
             "max_memory": max_memory,
-            "checkpoint": checkpoint,
-            "accumulate": f"{accumulate} with `bootstrap`" if bootstrap and accumulate != 1 else None,
+            # The second pass would not know which part of a batch it is.
+            "recompute": recompute or None if parallel == "members+data" else None,
         }
+        if members.parallel is not None and parallel not in (None, members.parallel):
+            fix = f"The ensemble was made with parallel={members.parallel!r}."
+            checks.refuse("parallel", "be that of the ensemble", repr(parallel), fix)
+        parallel = parallel if members.parallel is None else members.parallel  # pyright: ignore[reportAssignmentType]
         several = check_parallel(parallel, refused, members.body)
         of_twin = twin_objective(twin, members, objective)
         conversion = Conversion.of(members)
@@ -403,7 +406,7 @@ def fit(
             if sequential:
                 history = one_by_one(train_recipe, recipe, on_progress, listeners)
             elif several:
-                history = train_in_ranks(recipe, on_progress, listeners)
+                history = train_in_ranks(recipe, on_progress, listeners, str(parallel))
             else:
                 history = train_recipe(recipe, on_progress, reference, listeners)
             members.in_bag = _in_bag(recipe, data, rows)
@@ -487,26 +490,33 @@ def train_recipe(
     return history
 
 
-def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None) -> History:
+def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None, parallel: str) -> History:
     """Train the ensemble of a recipe in several processes; each has all of its members at the end."""
     assert isinstance(recipe.initial, ExistingMembers)
     ensemble = recipe.initial.ensemble
-    with several_ranks(ensemble.members, ensemble.device) as ranks:
+    with several_ranks(ensemble.members, ensemble.device, parallel) as ranks:
         tell_of_split(ensemble.body, recipe.objective)
+        if ranks.first and ranks.data_size > 1:
+            tell_of_statistics(ensemble.body)
         engine = recipe.engine(
-            progress=progress if ranks.rank == 0 else None, callbacks=RankCallbacks(callbacks, ranks), ranks=ranks
+            progress=progress if ranks.first else None,
+            callbacks=RankCallbacks(callbacks, ranks),
+            checkpoint=recipe.checkpoint,
+            ranks=ranks,
         )
         ensemble.twin = None
-        train(engine)
-        adopt(ensemble.body, engine.body, ranks)
+        with reserved(recipe.checkpoint if ranks.first else None):
+            train(engine)
+        if ensemble.parallel is None:
+            adopt(ensemble.body, engine.body, ranks)
         history = engine.history(0)
         if isinstance(history.best_epoch, list):
             known = torch.tensor([epoch or 0 for epoch in history.best_epoch])
             history = replace(history, best_epoch=[epoch or None for epoch in ranks.gathered(known).tolist()])
         history = ranks.decided(replace(history, steps=engine.state.steps, seconds=engine.state.elapsed))
         failure = ranks.decided(engine.state.failures.get(0))
+        finite = all(ranks.everyone(all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())))
     if failure is not None:
-        finite = all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())
         raise TrainingDiverged(failure, history, finite=finite)
     return history
 

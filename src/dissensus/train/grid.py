@@ -3,7 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
 """Settings of the optimizer that may differ between runs."""
+SHARED = ("shared_lr", "shared_clip_norm")
+"""Settings of parameters that members share, which may differ between runs."""
 SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
 FOLD = "fold"
@@ -43,6 +45,12 @@ class Run:
     words: dict[str, Any]
     """The objective's other settings; runs that differ in them are trained separately."""
     build: dict[str, Any]
+    shared: dict[str, float] = field(default_factory=dict)
+    """Learning rate and largest norm of gradients of what members share, where the grid gives them."""
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that distinguishes a run from others."""
+        return {name: value for name, value in vars(self).items() if name != "shared" or value}
 
     @classmethod
     def single(cls, *, members: int, batch_size: int, seed: int, optimizer: dict[str, Any]) -> "Run":
@@ -97,9 +105,9 @@ def runs_of(
     grid: Grid, build: Callable[..., Any], objective: Callable[..., Any], defaults: Mapping[str, Any], folds: int = 1
 ) -> list[Run]:
     """Every run of a grid; a key that nothing takes is refused with the nearest one that something does."""
-    of_objective, of_build = hyperparameters(objective), _free_parameters(build)
+    of_objective, of_build = hyperparameters(objective), free_parameters(build)
     sweepable = declaration(objective).sweepable
-    known = [*PER_RUN, *SEEDS, *SHAPES, FOLD, *of_objective, *of_build]
+    known = [*PER_RUN, *SHARED, *SEEDS, *SHAPES, FOLD, *of_objective, *of_build]
     runs: list[Run] = []
     for point in points(grid):
         for key in point:
@@ -132,6 +140,7 @@ def runs_of(
                 hyper=numbers,
                 words={key: value for key, value in hyper.items() if key not in numbers},
                 build={key: point[key] for key in of_build if key in point and key not in (*SHAPES, *SEEDS, FOLD)},
+                shared={key: point[key] for key in SHARED if point.get(key) is not None},
             )
         )
     return runs
@@ -146,7 +155,7 @@ def _fold(point: Mapping[str, Any], folds: int) -> int:
     return fold
 
 
-def _free_parameters(function: Callable[..., Any]) -> list[str]:
+def free_parameters(function: Callable[..., Any]) -> list[str]:
     """Keywords of a builder that no ``partial`` has bound."""
     _, bound = unwrapped(function)
     parameters = inspect.signature(function).parameters.values()
@@ -169,5 +178,7 @@ def grouped(runs: Sequence[Run], examples: Sequence[int]) -> list[list[int]]:
     """
     groups: dict[str, list[int]] = {}
     for number, (run, size) in enumerate(zip(runs, examples, strict=True)):
-        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimizer)} {size}", []).append(number)
+        groups.setdefault(
+            f"{run.shape} {sorted(run.hyper)} {sorted(run.optimizer)} {sorted(run.shared)} {size}", []
+        ).append(number)
     return list(groups.values())

@@ -252,8 +252,11 @@ class MemberOptimizers:
         self.initial_rates = [self.initial_rates[row] for row in kept]
         self.training = [self.training[row] for row in kept]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The states of all optimizers: tensors, and everything else as JSON in one of them."""
+    def tensors(self, first: int = 0) -> dict[str, Tensor]:
+        """The states of all optimizers: tensors, and everything else as JSON in one of them; rows count from ``first``.
+
+        JSON of several processes comes one after the other.
+        """
         facts: list[Any] = []
         tensors: dict[str, Tensor] = {}
         for row, optimizer in enumerate(self.optimizers):
@@ -263,14 +266,18 @@ class MemberOptimizers:
                 got = f"{self.name}, whose state now holds {reason or 'something else'}"
                 checks.refuse("optimizer", "have a state of numbers, texts and tensors for `checkpoint`", got)
             facts.append([state, self.training[row]])
-            tensors |= {f"{row}/{name}": tensor for name, tensor in held.items()}
+            tensors |= {f"{first + row}/{name}": tensor for name, tensor in held.items()}
         return {"facts": torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8), **tensors}
 
-    def load(self, stored: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        facts = json.loads(bytes(stored["facts"].cpu().numpy()))
+    def load(self, stored: Mapping[str, Tensor], own: slice | None = None) -> None:
+        """Restore what `tensors` returned, in all processes; ``own`` are the rows of this one."""
+        text, facts = bytes(stored["facts"].cpu().numpy()).decode(), list[Any]()
+        while text:
+            part, end = json.JSONDecoder().raw_decode(text)
+            facts, text = facts + part, text[end:]
+        facts, first = (facts, 0) if own is None else (facts[own], own.start)
         for row, (optimizer, (state, training)) in enumerate(zip(self.optimizers, facts, strict=True)):
-            held = {key.partition("/")[2]: t for key, t in stored.items() if key.startswith(f"{row}/")}
+            held = {key.partition("/")[2]: t for key, t in stored.items() if key.startswith(f"{first + row}/")}
             state = decoded(state, held)
             optimizer.load_state_dict(state)
             _restore_exactly(optimizer, state)

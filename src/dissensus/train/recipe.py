@@ -4,7 +4,7 @@ import functools
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +22,10 @@ from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pa
 from dissensus.data.recognition import data_fingerprint
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
-from dissensus.ensemble import Ensemble, fresh_members
+from dissensus.ensemble import Ensemble, fresh_members, stored_tensors
 from dissensus.execution import Backend, Body, Choices, DifferentMembers, StackedMembers
 from dissensus.execution.backends import checked
+from dissensus.execution.ranks import Ranks
 from dissensus.execution.sharing import Shared
 from dissensus.execution.weights import check_real
 from dissensus.fingerprint import digest, fingerprint, fingerprints
@@ -65,8 +66,8 @@ from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import PrecisionSettings, numerics, several_dtypes
-from dissensus.train.parallel import Ranks
-from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
+from dissensus.train.padded_runs import PaddedRuns, differ
+from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask, shared_matrix_columns
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
@@ -111,24 +112,32 @@ class NewMembers:
         build = functools.partial(self.build, **runs[0].build)
         try:
             networks = (network for seed in seeds for network in fresh_members(build, seed, members))
-            drawn = StackedMembers.of(networks, self.shared, equal=len(seeds) > 1)
+            drawn = StackedMembers.of(networks, self.shared, members=members if len(seeds) > 1 else None)
         except DifferentMembers as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
         check_real(drawn.trainable())
         drawn.output = self.output
         body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
+        if len(seeds) == 1 < len(runs) and body.shared_trainable():
+            body.attach_shared(body.shared_packed().repeat(len(runs), 1))
+        return self._placed(body, dtype)
+
+    def padded(self, runs: Sequence[Run], dtype: torch.dtype) -> PaddedRuns:
+        """Stacked members of runs that differ in the shapes of their members, or in their number."""
+        try:
+            result = PaddedRuns.of(self.build, runs)
+        except DifferentMembers as reason:
+            raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
+        check_real(result.body.trainable())
+        return replace(result, body=self._placed(result.body, dtype))
+
+    def _placed(self, body: StackedMembers, dtype: torch.dtype) -> StackedMembers:
+        """Members in the dtype of the data, on the device."""
         dtypes = {parameter.dtype for parameter in body.parameters() if parameter.is_floating_point()}
         if dtype.is_floating_point and len(dtypes) == 1 and dtypes != {dtype}:
             body = body.to(dtype)
         body.request_backend(self.backend)
         return body.to(self.device)
-
-    def trains_shared(self, run: Run) -> bool:
-        """Whether members of a run share parameters that are trained, so that it trains apart from other runs."""
-        if self.shared is None:
-            return False
-        build = functools.partial(self.build, **run.build)
-        return bool(StackedMembers.of(fresh_members(build, run.seed, 1), self.shared).shared_trainable())
 
     def member_numbers(self, run: Run) -> list[int]:
         """The numbers of a run's members, by which what is drawn for them is keyed."""
@@ -264,28 +273,33 @@ class Recipe:
     def _check_shared(self, body: Body) -> None:
         """Refuse settings that lose their meaning when parameters that members share are trained, or when none are."""
         if not body.shared_trainable():
-            self.shared.check_unused()
+            for run in self.runs:
+                self.shared.of_run(run.shared).check_unused()
             return
         refused = {
             "watch": "'member'" if self.validation_settings.watch == "member" else None,
             "freeze": self.freeze,
             "frozen": list(self.frozen) or None,
             "active_members": self.active_members,
-            "recompute": self.updates.recompute or None,
-            "optimizer": "a callable" if self.optimizer.make else "'muon'" if self.optimizer.name == "muon" else None,
+            "optimizer": "a callable" if self.optimizer.make else None,
         }
         for name, value in refused.items():
             if value is not None:
                 fix = "It would move, or keep, what belongs to all members. Freeze what is shared, or leave this out."
                 requirement = "be left out where members share parameters that are trained"
                 if name == "optimizer":
-                    requirement, fix = "be 'sgd', 'adam', 'adamw' or 'lion' where members share trained parameters", ""
+                    requirement = "be a name, such as 'adamw', where members share trained parameters"
+                    fix = "A callable makes an optimizer for the parameters of one member."
                 checks.refuse(name, requirement, str(value), fix)
         for run in self.runs:
             for name, value in run.optimizer.items():
                 if value is not None and not isinstance(value, int | float):
                     fix = "Pass one number; `shared_lr` is the learning rate of what is shared."
                     checks.refuse(name, "be one number where members share parameters that are trained", "several", fix)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to another process: the settings, without what this one has found out from them."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -309,7 +323,9 @@ class Recipe:
         settings = {
             "epochs": self.epochs,
             **(
-                {"batch_size": run.batch_size, "seed": run.seed} if existing else {"runs": [vars(r) for r in self.runs]}
+                {"batch_size": run.batch_size, "seed": run.seed}
+                if existing
+                else {"runs": [r.identity() for r in self.runs]}
             ),
             "optimizer": self.optimizer.name,
             "objective": self.objective,
@@ -431,9 +447,12 @@ class Recipe:
         schedule = schedules.resolved(self.optimizer.schedule)
         updates = -(-self.steps_per_epoch(runs[0]) // self.updates.accumulate)
         schedules.check(schedule, updates, self.epochs)
-        body = self.initial.body(runs, self._input_dtype())
+        padded = None
+        if isinstance(self.initial, NewMembers) and differ(runs):
+            padded = self.initial.padded(runs, self.input_dtype())
+        body = self.initial.body(runs, self.input_dtype()) if padded is None else padded.body
         own = slice(None) if ranks is None else ranks.own
-        if ranks is not None:
+        if ranks is not None and len(body) == ranks.members > own.stop - own.start:
             body = body.subset(range(len(body))[own])
         feed = self._feed(runs, rows, targets, Conversion.of(body))
         decided = numerics(
@@ -444,16 +463,18 @@ class Recipe:
         tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
-        initial = None if checkpoint is None else initial_weights(body)
+        initial = None if checkpoint is None else initial_weights(body, ranks)
         check_bootstrap(objective, self.batches.bootstrap, body)
-        state = self._state(runs, varying, body, self._class_weights(runs, rows), ranks)
+        state = self._state(runs, varying, body, self._class_weights(runs, rows), ranks, padded)
         known = trained_loss(objective)
         loss = None if known is None else known.loss
         losses, unsmoothed = (
             over_runs(weighted(_with_keywords(objective, shared), self.targets, loss, smooth=smooth), len(runs))
             for smooth in (True, False)
         )
-        body.set_keys(self.initial.owners(runs)[own])
+        members = max(run.members for run in runs)
+        owners = self.initial.owners([replace(run, members=members) for run in runs])  # of rows of padding, too
+        body.set_keys(owners[own])
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
         checkpointer = None
         if checkpoint is not None:
@@ -468,7 +489,7 @@ class Recipe:
             _tell_opaque({"network": opaque})
             networks.begin()
             state.python = {"settings": self._identified[1], "networks": networks}
-            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity})
+            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity}, ranks)
         return Engine(
             state=state,
             feed=feed,
@@ -488,11 +509,13 @@ class Recipe:
             # Gradients of shared parameters come from all members together.
             memory_limit=limit if len(runs) == 1 and state.shared is None and ranks is None else None,
             seeds=[run.seed for run in runs],
+            own_members=() if state.settings.own_members is None else [run.members for run in runs],
+            padded=padded,
             progress=progress,
             callbacks=callbacks,
             checkpointer=checkpointer,
             ranks=ranks,
-            capture=graph_steps if ranks is None else None,
+            capture=graph_steps,
         )
 
     @functools.cached_property
@@ -506,7 +529,7 @@ class Recipe:
         given = not isinstance(self.validation, int | float | Split | None)
         return as_pair(self.validation) if given else None
 
-    def _input_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         """The dtype of real numbers among the inputs; bool where there are none, or a loader gives them."""
         inputs = [] if self._pair is None else calls.tensors(self._pair[0])
         return next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), torch.bool)
@@ -574,9 +597,10 @@ class Recipe:
         body: Body,
         class_weights: Tensor | None,
         ranks: Ranks | None = None,
+        padded: PaddedRuns | None = None,
     ) -> TrainState:
         """The state of some runs before their first step."""
-        members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
+        members, seeds, device = max(run.members for run in runs), [run.seed for run in runs], self.initial.device
         flat = body.packed()
         if self._pair is not None and Conversion.of(body).exact:
             check_dtype(self._pair[0], flat.dtype)
@@ -590,6 +614,13 @@ class Recipe:
         own = self._member_optimizers(body, flat)
         optimizer = self._optimizer_columns(columns, body, flat, own)
         active = _active(self.frozen, members, device).repeat(len(runs))
+        momentum = optimizer.momentum
+        if ranks is not None:  # whether there is a velocity is the same in all processes
+            momentum = ranks.gathered(momentum)
+        of_objective = {name: flat.new_tensor(values) for name, values in hyper.items()}
+        shares = None if padded is None else padded.weights(flat)
+        if shares is not None:
+            of_objective["weights"] = shares
         state = TrainState(
             body=body,
             flat=flat,
@@ -597,7 +628,8 @@ class Recipe:
             settings=RunSettings(
                 optimizer=optimizer,
                 clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, len(flat), flat),
-                hyper={name: flat.new_tensor(values) for name, values in hyper.items()},
+                hyper=of_objective,
+                own_members=None if shares is None else flat.new_tensor([run.members for run in runs]),
                 class_weights=None
                 if class_weights is None
                 else class_weights.to(device, torch.promote_types(flat.dtype, torch.float32)),
@@ -606,17 +638,20 @@ class Recipe:
             ),
             moments={}
             if own is not None
-            else optim.initial_moments(str(self.optimizer.name), flat, optimizer.momentum, optimizer.matrices),
+            else optim.initial_moments(str(self.optimizer.name), flat, momentum, optimizer.matrices),
             optimizers=own,
             average=None if self.updates.ema is None else WeightAverage(self.updates.ema, body, flat),
             accumulated=GradientAverage(flat) if self.updates.accumulate > 1 else None,
             shared=self._shared_weights(runs, body),
             active=active if ranks is None else active[ranks.own].clone(),
+            own=None if ranks is None else ranks.own,
             stopping=None
             if self.validation is None
             else EarlyStopping(body, flat, len(flat) // len(runs), self.validation_settings),
+            held=[] if padded is None else padded.held_columns(flat, decays=optimizer.decays),
             freezing=Freezing.of(self.freeze, members, self.active_members),
         )
+        state.resting = not bool(active.all())  # members of other processes count too
         check_drawn(state)
         return state
 
@@ -625,26 +660,29 @@ class Recipe:
         self._check_shared(body)
         if not body.shared_trainable():
             return None
-        row, settings, (run,) = body.shared_packed(), self.optimizer, runs
-        hyper = {name: value for name, value in run.optimizer.items() if name != "clip_norm"}
-        if self.shared.lr is not None:
-            hyper["lr"] = self.shared.lr
+        rows, settings = body.shared_packed(), self.optimizer
+        own = [self.shared.of_run(run.shared) for run in runs]
+        matrices = shared_matrix_columns(body, rows) if settings.name == "muon" else None
+        hyper = {name: [run.optimizer[name] for run in runs] for name in runs[0].optimizer if name != "clip_norm"}
+        hyper["lr"] = [run.optimizer["lr"] if one.lr is None else one.lr for run, one in zip(runs, own, strict=True)]
         columns = optim.settings(
             {**hyper, "betas": settings.betas, "eps": settings.eps},
-            1,
-            row,
+            len(runs),
+            rows,
             nesterov=bool(settings.nesterov),
-            decayed=shared_decay_mask(body, row, settings.no_decay),
+            decayed=shared_decay_mask(body, rows, settings.no_decay),
+            matrices=matrices,
         )
-        clip_norm = run.optimizer.get("clip_norm") if self.shared.clip_norm is None else self.shared.clip_norm
+        given = [one.clip_norm or run.optimizer.get("clip_norm") for run, one in zip(runs, own, strict=True)]
+        clip_norm = [largest for largest in given if largest is not None]  # all or none, as in `grouped`
         return SharedWeights(
-            flat=row,
+            flat=rows,
             settings=columns,
-            moments=optim.initial_moments(str(settings.name), row, columns.momentum),
-            clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, 1, row),
-            scale=1 / run.members if self.shared.gradient == "mean" else 1.0,
+            moments=optim.initial_moments(str(settings.name), rows, columns.momentum, matrices),
+            clip_norm=optim.column("clip_norm", clip_norm, len(runs), rows) if clip_norm else None,
+            scale=1 / runs[0].members if self.shared.gradient == "mean" else 1.0,
             ema=self.updates.ema,
-            accumulated=GradientAverage(row) if self.updates.accumulate > 1 else None,
+            accumulated=GradientAverage(rows) if self.updates.accumulate > 1 else None,
         )
 
     def _member_optimizers(self, body: Body, flat: Tensor) -> MemberOptimizers | None:
@@ -807,15 +845,20 @@ _interrupted: dict[str, str] = {}
 """Weights that interrupted trainings of this process have left, and those that they began with, as checksums."""
 
 
-def initial_weights(body: Body) -> str:
+def initial_weights(body: Body, ranks: Ranks | None = None) -> str:
     """A checksum of the weights before training; weights that an interrupted training has left stand for its own."""
-    weights = digest(*body.tensors().values(), *body.shared_tensors().values())
+    stored = stored_tensors(body)
+    if ranks is None:
+        weights = digest(*stored.values())
+    else:  # one tensor of all members at a time
+        own = body.tensors()
+        weights = digest(*(ranks.gathered(t.detach()) if name in own else t for name, t in stored.items()))
     return _interrupted.get(weights, weights)
 
 
 def note_interruption(body: Body, initial: str) -> None:
     """Note that a training which began with some weights was interrupted, so that it is resumed with its ensemble."""
-    _interrupted[digest(*body.tensors().values(), *body.shared_tensors().values())] = initial
+    _interrupted[digest(*stored_tensors(body).values())] = initial
 
 
 def _frozen_parameters(body: Body) -> str:

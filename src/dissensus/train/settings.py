@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +117,10 @@ class SharedSettings:
             optim.checked_number("shared_lr", self.lr)
         if self.clip_norm is not None:
             checks.number("shared_clip_norm", self.clip_norm, 0, open_low=True)
+
+    def of_run(self, given: Mapping[str, float]) -> "SharedSettings":
+        """The settings of a run, of which a grid gives some."""
+        return replace(self, **{name.removeprefix("shared_"): value for name, value in given.items()})
 
     def check_unused(self) -> None:
         """Refuse settings where members share no parameters that are trained."""

@@ -22,10 +22,14 @@ from dissensus.train.history import Failure
 from dissensus.train.member_optimizers import MemberOptimizers
 from dissensus.train.memory import MemoryPlan
 from dissensus.train.notification import Stop
+from dissensus.train.padded_runs import HeldColumns
 from dissensus.train.python_state import PythonState
 from dissensus.train.sampling import MemberSampling
 from dissensus.train.shared_weights import SharedWeights
 from dissensus.train.weighting import CLASS_WEIGHTS
+
+_OF_ROWS = {"flat", "active", "moments", "optimizers", "average", "accumulated", "buffers", "epoch_buffers"}
+"""Groups of stored tensors that have one row per member."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,16 @@ class RunSettings:
     optimizer: optim.OptimizerColumns
     clip_norm: Float[Tensor, "G 1"] | None = None
     """The largest norm of each row's gradient."""
-    hyper: Mapping[str, Float[Tensor, " R"]] = field(default_factory=dict)
-    """The objective's hyperparameters that differ between runs."""
+    hyper: Mapping[str, Float[Tensor, "R *M"]] = field(default_factory=dict)
+    """The objective's hyperparameters that differ between runs, and weights of members where some are padding."""
     class_weights: Float[Tensor, "R K"] | None = None
     """The weights of classes; None where all classes count the same."""
     draw_keys: Int[Tensor, " R"] | None = None
     """Keys of the random numbers of an objective that draws; None for other objectives."""
     sampling: MemberSampling | None = None
     """Samples the members of every step; None where all members take all steps."""
+    own_members: Float[Tensor, " R"] | None = None
+    """The number of members of each run, where the others of its rows are padding; None where there is none."""
 
     @property
     def of_objective(self) -> Mapping[str, Tensor]:
@@ -60,6 +66,7 @@ class RunSettings:
             else self.class_weights[runs.to(self.class_weights.device)],
             draw_keys=None if self.draw_keys is None else self.draw_keys[runs.to(self.draw_keys.device)],
             sampling=None if self.sampling is None else self.sampling.select(runs),
+            own_members=None if self.own_members is None else self.own_members[runs.to(self.own_members.device)],
         )
 
 
@@ -80,6 +87,8 @@ class TrainState:
     """The state of the optimizer."""
     active: Bool[Tensor, " G"]
     """Rows that train; the others rest."""
+    own: slice | None = None
+    """The members of this process, where several train one run; None: all."""
     optimizers: MemberOptimizers | None = None
     """Optimizers that the user brings, one per row; None: all rows are updated at once, with `moments`."""
     average: WeightAverage | None = None
@@ -89,6 +98,8 @@ class TrainState:
     shared: SharedWeights | None = None
     """Trainable parameters that the members of a single run share."""
     stopping: EarlyStopping | None = None
+    held: list[HeldColumns] = field(default_factory=list)
+    """Columns that are the identity in some rows, because other runs have more layers."""
     freezing: Freezing | None = None
     """Freezes members of a single run that have converged."""
     python: dict[str, PythonState] = field(default_factory=dict)
@@ -123,7 +134,7 @@ class TrainState:
     """The members that the latest step has sampled."""
     step_weight: Tensor | None = field(default=None, init=False)
     """The summed weight of the latest step's examples, ``[R]`` or ``[R, M]``; None where all count the same."""
-    members_summed: int = field(init=False)
+    members_summed: int | Float[Tensor, " R"] = field(init=False)
     """Members that the objective's total is a sum over: those of a run, or the masks of its networks."""
     seconds: float = 0.0
     """Training time before the latest start."""
@@ -166,7 +177,10 @@ class TrainState:
         """The rows that the latest step has sampled; None for all."""
         if self.settings.sampling is None or self.sampled is None:
             return None
-        return self.settings.sampling.rows(self.sampled)
+        rows = self.settings.sampling.rows(self.sampled)
+        if self.own is None:
+            return rows
+        return rows[(rows >= self.own.start) & (rows < self.own.stop)] - self.own.start
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -187,16 +201,18 @@ class TrainState:
         weight: Tensor | int = examples
         if self.step_weight is not None:
             own = self.step_weight if self.step_weight.ndim == 2 else self.step_weight.unsqueeze(1)
+            own = own[:, self.own] if self.own is not None and own.shape[1] > 1 else own
             # Masks of one network are not rows of their own.
             own = own if own.shape[1] in (1, self.members) else own.mean(1, keepdim=True)
             weight = own.expand(self.runs, self.members).flatten()
         return weight
 
     def update_shared(self, optimizer: str, factor: Tensor, examples: int, *, updates: bool) -> None:
-        """Update the parameters that members share, unless the run has stopped."""
+        """Update the parameters that members of each run share, unless the run has stopped."""
         assert self.shared is not None
-        weight = self._weight_of_batch(examples)
-        weight = weight.mean().reshape(1) if isinstance(weight, Tensor) else weight
+        weight: Tensor | int = examples
+        if self.step_weight is not None:  # of all members, in a parallel training too
+            weight = self.step_weight.view(self.runs, -1).mean(1)
         self.shared.update(optimizer, factor, self.active_runs(), weight, updates=updates)
 
     def begin_epoch(self) -> None:
@@ -253,9 +269,11 @@ class TrainState:
         if self.average is not None:
             self.average.adopt(self.flat, rows)
         if self.shared is not None:
-            rule = None if self.stopping is None else self.stopping
-            best = rule is not None and rule.rule.keep == "best" and bool((rule.best_epoch > 0).any())
-            self.shared.finish(best=best)
+            best = torch.zeros_like(done)
+            if self.stopping is not None and self.stopping.rule.keep == "best":
+                best = self.stopping.best_epoch > 0
+            device = self.flat.device
+            self.shared.finish(done.to(device), best.to(device))
         if self.stopping is not None:
             self.stopping.restore(self.flat, rows)
             for place, best in enumerate(self.stopping.best_epochs(self.runs)):
@@ -273,6 +291,10 @@ class TrainState:
         places = [run * self.members + member for run in retired for member in range(self.members)]
         for name, tensor in tensors.items():
             self.finished[name][places] = tensor[rows]
+        if self.shared is not None:
+            if "shared" not in self.finished:
+                self.finished["shared"] = torch.zeros_like(self.shared.flat.detach())
+            self.finished["shared"][retired] = self.shared.flat.detach()[done.to(self.flat.device)]
         self.select(~done)
         return True
 
@@ -282,6 +304,9 @@ class TrainState:
         flat = self.flat.detach()[rows]
         self.body.attach(flat, selected_rows(self.body.state(), rows))
         self.flat = flat.requires_grad_()
+        if self.shared is not None:
+            self.shared.select(runs.to(flat.device))
+            self.body.attach_shared(self.shared.flat)
         self.moments = selected_rows(self.moments, rows)
         if self.optimizers is not None:
             self.optimizers.select(rows)
@@ -291,6 +316,7 @@ class TrainState:
                 average.select(rows)
         self.epoch_buffers = selected_rows(self.epoch_buffers, rows)
         self.active = self.active[rows]
+        self.held = [columns.select(rows) for columns in self.held]
         self.settings = self.settings.select(runs, rows)
         self.run_ids = [run for run, selected in zip(self.run_ids, runs.tolist(), strict=True) if selected]
         self.sums = {}
@@ -301,8 +327,11 @@ class TrainState:
     def finish(self) -> None:
         """Attach the weights of all runs to the body."""
         if self.finished:
-            self.flat = self.finished.pop("flat")
+            self.flat, shared = self.finished.pop("flat"), self.finished.pop("shared", None)
             self.body.attach(self.flat, {name.partition("/")[2]: t for name, t in self.finished.items()})
+            if self.shared is not None and shared is not None:
+                self.shared.flat = shared
+                self.body.attach_shared(shared)
             self.finished = {}
         self.flat.requires_grad_(False)
         if self.shared is not None:
@@ -312,7 +341,9 @@ class TrainState:
         """Everything that a checkpoint must hold, as tensors."""
         groups: dict[str, Mapping[str, Tensor]] = {
             "moments": self.moments,
-            "optimizers": {} if self.optimizers is None else self.optimizers.tensors(),
+            "optimizers": {}
+            if self.optimizers is None
+            else self.optimizers.tensors(0 if self.own is None else self.own.start),
             "average": {} if self.average is None else self.average.tensors(),
             "accumulated": {} if self.accumulated is None else self.accumulated.tensors(),
             "shared": {} if self.shared is None else self.shared.tensors(),
@@ -326,6 +357,24 @@ class TrainState:
         }
         grouped = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return {"flat": self.flat, "active": self.active, **grouped}
+
+    def has_rows(self, name: str) -> bool:
+        """Whether a tensor of `tensors` has one row per member; the others are the same in all processes."""
+        group, _, key = name.partition("/")
+        if group == "stopping" and self.stopping is not None and self.stopping.rule.per_member:
+            return True
+        stopping = key == "best_flat" or key.startswith("best_state.")
+        return group in _OF_ROWS or (group == "stopping" and stopping)
+
+    def rows(self, name: str) -> slice | None:
+        """The rows of a stored tensor that belong to this process; None for all."""
+        if self.own is None:
+            return None
+        group, _, key = name.partition("/")
+        if group == "optimizers":
+            row = key.partition("/")[0]
+            return None if key == "facts" or self.own.start <= int(row) < self.own.stop else slice(0, 0)
+        return self.own if self.has_rows(name) else None
 
     def python_tensors(self) -> dict[str, Tensor]:
         """Generators and variables outside of the library, as a checkpoint holds them."""
@@ -377,7 +426,7 @@ class TrainState:
         self.resting = not bool(self.active.all())
         if self.optimizers is not None and facts["run_ids"]:
             self.optimizers.follow(flat)
-            self.optimizers.load(on_device["optimizers"])
+            self.optimizers.load(on_device["optimizers"], self.own)
         for name, average in (("average", self.average), ("accumulated", self.accumulated)):
             if average is not None:
                 average.load(on_device[name])
@@ -391,6 +440,9 @@ class TrainState:
         self.epoch, self.in_epoch, self.steps = facts["epoch"], facts["in_epoch"], facts["steps"]
         self.examples, self.seconds, self.started = facts["examples"], facts["seconds"], time.perf_counter()
         self.best_epochs, self.histories = dict(facts["best_epochs"]), dict(facts["histories"])
+        if self.own is not None:
+            of_members = {run: epochs for run, epochs in self.best_epochs.items() if isinstance(epochs, list)}
+            self.best_epochs |= {run: epochs[self.own] for run, epochs in of_members.items()}
         self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
         self.stops = {run: Stop(*stop) for run, *stop in facts.get("stops", ())}
         self.backend, self.members_at_once = facts["backend"], facts["members_at_once"]

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion
 from dissensus.calls import NetworkInputs, OutputChoice, network_inputs
-from dissensus.ensemble import Ensemble, stored_tensors
+from dissensus.ensemble import SHARED_ROWS, Ensemble, stored_tensors
 from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import stored_choice
+from dissensus.pages.parts import counted
 from dissensus.pages.training import sweep_lines
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
@@ -209,7 +210,7 @@ class Sweep:
     def __str__(self) -> str:
         counts = Counter(outcome.status for outcome in self.outcomes)
         ends = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return f"{len(self)} runs: {ends}"
+        return f"{counted(len(self), 'run')}: {ends}"
 
     @torch.no_grad()
     def outputs(self, x: Any, batch_size: int = 1024) -> Tensor:
@@ -310,6 +311,8 @@ class Sweep:
                 ) from reason
             body = first.subset([0] * (len(entry["runs"]) * entry["members"]))
             stored = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
+            if SHARED_ROWS in stored:
+                body.attach_shared(stored[SHARED_ROWS])
             storage.check_match(path, stored, {name: t.shape for name, t in stored_tensors(body).items()})
             for name, tensor in stored_tensors(body).items():
                 tensor.data = stored[name]

@@ -1,0 +1,450 @@
+"""Members that share weights as batched products: a shared layer is one call on the examples of all members.
+
+The network becomes a list of steps. A value that depends on no member is common: it has no member axis, and is computed
+once. All others are ``[M, B, ...]``, or ``[M, ...]`` where they come from weights alone.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from dissensus.calls import NetworkInputs
+from dissensus.dropout import KeyedDropout, keyed_layers
+from dissensus.execution.batched import (
+    POINTWISE_FUNCTIONS,
+    POINTWISE_LAYERS,
+    POOLING_LAYERS,
+    stacked_convolution,
+    stacked_dropout,
+    stacked_linear,
+)
+from dissensus.execution.common import RANDOM, common_layers
+from dissensus.execution.skeleton import LeafTracer, Skeleton, Tensors, Unsupported
+from dissensus.execution.weights import Weights
+from dissensus.randomness import GlobalGenerators
+
+Step = Callable[[list[Any]], Any]
+
+ROWWISE_LAYERS: tuple[type[nn.Module], ...] = (
+    *POINTWISE_LAYERS,
+    *POOLING_LAYERS,
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.PReLU,
+)
+"""Layers that treat every example apart: examples of all members can be one batch."""
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_POINTWISE = {*POINTWISE_FUNCTIONS, operator.truediv, operator.pow, torch.div, torch.pow, torch.abs, torch.sqrt}
+_CASTS = {"to", "float", "double", "half", "bfloat16", "type_as"}
+
+
+def run_wide(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
+    """Run all members; raises `Unsupported` where the network has something that has no such form."""
+    if not isinstance(x, Tensor):
+        raise Unsupported("its forward pass takes several inputs")
+    plan = wide_plan(skeleton, per_member)
+    values: list[Any] = [x]
+    before = None if plan.is_known or torch.compiler.is_compiling() else GlobalGenerators.now(x.device)
+    with skeleton.lending(weights.stacked(), buffers):
+        for step in plan.steps:
+            values.append(step(values))
+    if before is not None:
+        if before.drawn_from():
+            raise Unsupported("a layer draws random numbers")
+        plan.is_known = True
+    outputs = values[-1]
+    return outputs.expand(len(weights), *outputs.shape) if plan.is_common else outputs
+
+
+class _Plan:
+    """The steps of a network. Each reads earlier values and adds one; the first value is the input."""
+
+    def __init__(self, steps: list[Step], is_common: bool) -> None:
+        self.steps, self.is_common = steps, is_common
+        self.is_known = False
+        """Whether a pass has shown that layers which are not looked into draw no random numbers."""
+
+
+def wide_plan(skeleton: Skeleton, per_member: bool) -> _Plan:
+    """The plan for a mode, for inputs of all members or one per member; made anew where rates of dropout change."""
+    plans = skeleton.once(_new_plans)
+    key = (per_member, *((layer.p, layer.training) for layer in keyed_layers(skeleton.network.modules())))
+    if key not in plans:
+        plans[key] = _made(skeleton, per_member)
+    return plans[key]
+
+
+def _new_plans(skeleton: Skeleton) -> dict[Any, _Plan]:  # noqa: ARG001
+    return {}
+
+
+def _made(skeleton: Skeleton, per_member: bool) -> _Plan:
+    if skeleton.output is not None:
+        raise Unsupported("its output is chosen from several")
+    own = {id(tensor) for tensor in skeleton.tensors().values()}
+    keys = {
+        name: frozenset(
+            key for key, tensor in [*layer._parameters.items(), *layer._buffers.items()] if id(tensor) in own
+        )
+        for name, layer in skeleton.network.named_modules(remove_duplicate=False)
+    }
+    graph = skeleton.trace(_WideTracer(skeleton, keys, per_member))
+    nodes = list(graph.nodes)
+    if sum(node.op == "placeholder" for node in nodes) != 1:
+        raise Unsupported("its forward pass takes several inputs")
+    maker = _Maker(skeleton.network, keys)
+    for node in nodes[:-1]:
+        maker.add(node)
+    (result,) = nodes[-1].args
+    if not isinstance(result, fx.Node):
+        raise Unsupported("it returns more than one tensor")
+    maker.steps.append(operator.itemgetter(maker.place[result]))
+    return _Plan(maker.steps, _is_common(result))
+
+
+def _is_common(node: fx.Node) -> bool:
+    return node.meta["common"]
+
+
+class _WideTracer(LeafTracer):
+    """Notes which values are common, and which come from the input.
+
+    A layer that belongs to no member, and whose inputs are common, is not looked into, whatever it does.
+    """
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, skeleton: Skeleton, keys: Mapping[str, frozenset[str]], per_member: bool) -> None:
+        super().__init__()
+        self.own_keys, self.per_member = keys, per_member
+        self.whole = {part for layer in common_layers(skeleton) for part in layer.modules()}
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record a call of a layer, or look into it."""
+        proxies = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)]
+        if m in self.whole and proxies and all(_is_common(proxy.node) for proxy in proxies) and not _has_proxies(m):
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> fx.Node:
+        """A node that knows whether its value is common."""
+        node = super().create_node(kind, target, args, kwargs, *rest, **named)
+        before = node.all_input_nodes
+        common = all(other.meta["common"] for other in before)
+        if kind == "placeholder":
+            common = not self.per_member
+        elif kind == "get_attr":
+            path, _, key = str(target).rpartition(".")
+            common = key not in self.own_keys[path]
+        elif kind == "call_module":
+            layer = self.root.get_submodule(str(target))
+            idle = isinstance(layer, KeyedDropout) and (layer.p == 0 or not layer.training)
+            common = common and (idle or not any(self.own_keys[name] for name in self._inside(str(target))))
+        elif target is getattr and node.args[1] in ("dtype", "device"):
+            common = True
+        node.meta["common"] = common
+        node.meta["batch"] = kind == "placeholder" or any(other.meta["batch"] for other in before)
+        return node
+
+    def _inside(self, path: str) -> list[str]:
+        return [name for name in self.own_keys if name == path or name.startswith(f"{path}.")]
+
+
+def _has_proxies(layer: nn.Module) -> bool:
+    """Whether code has hung values of a member into a layer, which it reads besides its arguments."""
+    attributes = [value for part in layer.modules() for name, value in vars(part).items() if name != "_modules"]
+    return any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(attributes))
+
+
+class _Maker:
+    """Makes steps of nodes."""
+
+    def __init__(self, network: nn.Module, keys: Mapping[str, frozenset[str]]) -> None:
+        self.network, self.keys = network, keys
+        self.steps: list[Step] = []
+        self.place: dict[fx.Node, int] = {}
+
+    def add(self, node: fx.Node) -> None:
+        """Add the step of a node."""
+        if node.op == "placeholder":
+            self.place[node] = 0
+            return
+        if node.op == "get_attr":
+            self.steps.append(self._attribute(str(node.target)))
+        elif _writes(node):
+            raise Unsupported(f"{_name(node)} writes into a tensor")
+        elif _is_common(node):
+            self.steps.append(self._called(node, self._function(node)))
+        elif node.op == "call_module":
+            self.steps.append(self._layer(node))
+        else:
+            self.steps.append(self._called(node, _batched_function(node)))
+        self.place[node] = len(self.steps)
+
+    def _attribute(self, target: str) -> Step:
+        path, _, key = target.rpartition(".")
+        layer = self.network.get_submodule(path)
+        store = layer._parameters if key in layer._parameters else layer._buffers
+        if key not in store:
+            raise Unsupported(f"it uses the tensor {target}")
+        return lambda values: store[key]  # noqa: ARG005
+
+    def _function(self, node: fx.Node) -> Callable[..., Any]:
+        """What a node whose value is common calls, as it is."""
+        if node.op == "call_module":
+            layer = self.network.get_submodule(str(node.target))
+            if any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules()):
+                raise Unsupported(f"layer {node.target} has hooks")
+            return layer
+        if RANDOM.search(_name(node)) or ("drop" in _name(node) and self.network.training):
+            raise Unsupported(f"{_name(node)} draws random numbers")
+        return _method(str(node.target)) if node.op == "call_method" else cast(Any, node.target)
+
+    def _called(self, node: fx.Node, function: Callable[..., Any]) -> Step:
+        """A step that calls a function with earlier values and constants."""
+        place = self.place
+
+        def step(values: list[Any]) -> Any:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda other: values[place[other]])
+            return function(*args, **kwargs)
+
+        return step
+
+    def _layer(self, node: fx.Node) -> Step:
+        name = str(node.target)
+        layer, own = self.network.get_submodule(name), self.keys[name]
+        if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+            raise Unsupported(f"layer {name} takes several inputs")
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise Unsupported(f"layer {name} has hooks")
+        before = node.args[0]
+        if not before.meta["batch"]:
+            raise Unsupported(f"layer {name} takes something else than a batch")
+        run = _batched_layer(name, layer, own, self.network.training)
+        at = self.place[before]
+        if not _is_common(before):
+            return lambda values: run(layer, values[at])
+        if own == {"bias"}:  # the product is common, too
+            return lambda values: _with_bias(layer, values[at])
+        key = next(iter(own))
+
+        def step(values: list[Any]) -> Any:
+            x = values[at]
+            return run(layer, x.expand(len(getattr(layer, key)), *x.shape))
+
+        return step
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+_IN_PLACE = {name for name in dir(operator) if name.startswith("i") and hasattr(operator, f"__{name}__")} - {
+    "index",
+    "inv",
+    "invert",
+    "is_",
+    "is_not",
+}
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node writes into a value that another one may read."""
+    if node.op == "call_module":
+        return False  # layers get a copy
+    name = _name(node)
+    method = name.endswith("_") and not name.endswith("__")
+    return method or name in ("setitem", *_IN_PLACE) or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+
+def _batched_layer(name: str, layer: nn.Module, own: frozenset[str], training: bool) -> Callable[[Any, Tensor], Tensor]:
+    """The form of a layer for ``[M, B, ...]``; keys of tensors that members have for themselves are ``own``."""
+    kind, any_layer = type(layer), cast(Any, layer)
+    if kind is KeyedDropout:
+        return stacked_dropout
+    if not own:
+        if isinstance(layer, nn.Flatten) and layer.start_dim >= 1:
+            return _on_all_examples
+        if kind in _BATCH_NORMS and not (layer.training or any_layer.running_mean is None):
+            return _on_all_examples
+        if kind in ROWWISE_LAYERS:
+            return _on_all_examples
+    elif kind is nn.Linear:
+        return functools.partial(_linear_layer, own)
+    elif kind is nn.Conv2d and _is_plain(
+        any_layer.groups, any_layer.dilation, any_layer.padding, any_layer.padding_mode
+    ):
+        return functools.partial(_convolution_layer, own)
+    elif kind is nn.LayerNorm:
+        return functools.partial(_layer_norm, own)
+    elif kind in _BATCH_NORMS and any_layer.momentum is not None:
+        return functools.partial(_batch_norm, own)
+    raise Unsupported(f"layer {name} ({kind.__name__}) has no batched form{' in training' if training else ''}")
+
+
+def _on_all_examples(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer that all members share, on the examples of all of them as one batch."""
+    rows = x.flatten(0, 1)
+    if getattr(layer, "inplace", False):
+        rows = rows.clone()
+    return layer(rows).unflatten(0, x.shape[:2])
+
+
+def _is_plain(groups: Any, dilation: Any, padding: Any, mode: str = "zeros") -> bool:
+    return groups == 1 and tuple(dilation) == (1, 1) and mode == "zeros" and not isinstance(padding, str)
+
+
+def _linear_layer(own: frozenset[str], layer: nn.Linear, x: Tensor) -> Tensor:
+    return _linear(x, layer.weight, layer.bias, "weight" in own, "bias" in own)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, own_weight: bool, own_bias: bool) -> Tensor:
+    """``[M, B, ..., in]`` through a weight and a bias, each of which members share or have for themselves."""
+    if own_weight:
+        y = stacked_linear(x, weight, bias if own_bias else None)
+        return y if bias is None or own_bias else y + bias
+    y = F.linear(x, weight, None if own_bias else bias)
+    return y if bias is None or not own_bias else y + _aligned(bias, y.ndim)
+
+
+def _with_bias(layer: Any, x: Tensor) -> Tensor:
+    """A linear layer or a convolution of a common value, whose bias alone is a member's."""
+    if isinstance(layer, nn.Linear):
+        y, bias = F.linear(x, layer.weight), layer.bias
+    else:
+        y, bias = F.conv2d(x, layer.weight, None, layer.stride, layer.padding), layer.bias.unsqueeze(-1).unsqueeze(-1)
+    return y + _aligned(bias, y.ndim + 1)
+
+
+def _convolution_layer(own: frozenset[str], layer: nn.Conv2d, x: Tensor) -> Tensor:
+    bias, padding = layer.bias, layer.padding
+    assert not isinstance(padding, str)
+    if "weight" in own:
+        y = stacked_convolution(x, layer.weight, bias if "bias" in own else None, layer.stride, padding)
+        return y if bias is None or "bias" in own else y + bias.view(-1, 1, 1)
+    y = F.conv2d(x.flatten(0, 1), layer.weight, None, layer.stride, padding).unflatten(0, x.shape[:2])
+    return y if bias is None else y + bias.view(len(bias), 1, -1, 1, 1)
+
+
+def _layer_norm(own: frozenset[str], layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    y = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    for key, combine in (("weight", torch.mul), ("bias", torch.add)):
+        tensor = getattr(layer, key)
+        if tensor is not None:
+            y = combine(y, _aligned(tensor, y.ndim) if key in own else tensor)
+    return y
+
+
+def _batch_norm(own: frozenset[str], layer: Any, x: Tensor) -> Tensor:
+    """Channels of all members are channels of one batch norm; statistics are written where they lie."""
+    members = len(x)
+
+    def joined(key: str) -> Tensor | None:
+        tensor = getattr(layer, key)
+        if tensor is None:
+            return None
+        if key in own:
+            return tensor.view(-1) if key in layer._buffers else tensor.reshape(-1)
+        return tensor.expand(members, -1).reshape(-1)
+
+    training = layer.training or layer.running_mean is None
+    if layer.training and layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+    channels = x.transpose(0, 1).flatten(1, 2)
+    mean, variance = joined("running_mean"), joined("running_var")
+    y = F.batch_norm(channels, mean, variance, joined("weight"), joined("bias"), training, layer.momentum, layer.eps)
+    return y.unflatten(1, (members, -1)).transpose(0, 1)
+
+
+def _aligned(tensor: Tensor, dimensions: int) -> Tensor:
+    """A tensor ``[M, ...]`` with axes of size 1 after M, so that each member's part is broadcast from the right."""
+    missing = dimensions - tensor.ndim
+    return tensor if missing <= 0 else tensor.view(len(tensor), *[1] * missing, *tensor.shape[1:])
+
+
+def _batched_function(node: fx.Node) -> Callable[..., Any]:
+    """The form of a function or method that reads values with a member axis."""
+    name, args = _name(node), node.args
+    own = [isinstance(argument, fx.Node) and not _is_common(argument) for argument in args]
+    if any(isinstance(leaf, fx.Node) and not _is_common(leaf) for leaf in node.kwargs.values()):
+        raise Unsupported(f"function {name} takes tensors by name")
+    of_batch = isinstance(args[0], fx.Node) and args[0].meta["batch"]
+    first_batch = of_batch and own[0]
+    if node.op == "call_function" and node.target in _POINTWISE:
+        return functools.partial(_pointwise, cast(Any, node.target), tuple(own))
+    if node.op == "call_method" and name in _CASTS and own[0] and not any(own[1:]):
+        return _method(name)
+    if node.target is F.linear and of_batch:
+        return functools.partial(_linear_function, tuple(own))
+    if node.target in (F.conv2d, torch.conv2d) and of_batch and len(args) > 1 and own[1]:
+        return functools.partial(_convolution_function, tuple(own))
+    if name == "flatten" and first_batch and (*args[1:], *node.kwargs.values()) == (1,):
+        return lambda x, *_, **__: x.flatten(2)
+    if name == "mean" and first_batch:
+        return _mean
+    if node.op == "call_method" and name in ("view", "reshape") and all(isinstance(size, int) for size in args[1:]):
+        return lambda x, *sizes: x.reshape(len(x), *sizes)
+    raise Unsupported(f"function {name} is not known to be pointwise")
+
+
+def _pointwise(function: Callable[..., Any], own: tuple[bool, ...], *args: Any, **kwargs: Any) -> Any:
+    """A function of numbers, whose arguments are aligned as one member's are."""
+    tensors = [(value, is_own) for value, is_own in zip(args, own, strict=True) if isinstance(value, Tensor)]
+    dimensions = 1 + max(value.ndim - is_own for value, is_own in tensors)
+    aligned = [
+        _aligned(value, dimensions) if is_own and isinstance(value, Tensor) else value
+        for value, is_own in zip(args, own, strict=True)
+    ]
+    kwargs.pop("inplace", None)
+    return function(*aligned, **kwargs)
+
+
+def _linear_function(own: tuple[bool, ...], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not own[0]:
+        members = weight if own[1] else bias
+        assert members is not None
+        x = x.expand(len(members), *x.shape)
+    return _linear(x, weight, bias, own[1], len(own) > 2 and own[2])
+
+
+def _convolution_function(
+    own: tuple[bool, ...],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    def pair(value: Any) -> tuple[int, int]:
+        return (value, value) if isinstance(value, int) else tuple(value)
+
+    if not _is_plain(groups, pair(dilation), padding) or (bias is not None and not (len(own) > 2 and own[2])):
+        raise Unsupported("a convolution has no batched form")
+    if not own[0]:
+        x = x.expand(len(weight), *x.shape)
+    return stacked_convolution(x, weight, bias, pair(stride), pair(padding))
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """A mean of each example over some of its axes."""
+    axes = [dim] if isinstance(dim, int) else list(dim or ())
+    if not axes or 0 in axes or kwargs or min(axes) < 2 - x.ndim:
+        raise Unsupported("a mean goes over examples")
+    return x.mean([axis + 1 if axis > 0 else axis for axis in axes], keepdim)
