@@ -191,3 +191,31 @@ def test_the_command_line_names_its_extra(missing, tmp_path):
     assert done.returncode == 1
     assert done.stderr.strip().count("\n") == 0, done.stderr
     assert "pip install 'dissensus[cli]'" in done.stderr
+
+
+IMPORTS = """
+import sys
+
+heavy = "matplotlib scipy sklearn pandas sympy torch._dynamo torch._inductor torch.onnx torchvision networkx triton"
+
+def refuse_heavy(when):
+    loaded = set(heavy.split()) & set(sys.modules) - before
+    assert not loaded, f"{when}: {sorted(loaded)}"
+
+import torch
+before = set(sys.modules)
+import dissensus as ds
+refuse_heavy("at the import")
+from functools import partial
+ensemble = ds.Ensemble(partial(ds.nets.cnn, 1, 3, 4), 2)
+data = torch.randn(8, 1, 4, 4), torch.randint(3, (8,))
+ds.fit(ensemble, data, partial(ds.objectives.independent, loss="cross_entropy"), epochs=1, batch_size=4)
+ensemble.predict(data)
+refuse_heavy("in a training")
+"""
+
+
+def test_neither_the_import_nor_a_small_training_loads_what_takes_long_to_import():
+    """What torch itself imports does not count."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -35,6 +35,8 @@ class Body(Protocol):
     """Whether packed weights of convolutions are stored channels last."""
     by_rule: bool
     """Whether ``"auto"`` chooses by a fixed rule instead of measuring, so that equal trainings are equal to the bit."""
+    passes: int | None
+    """The number of training passes that follow, by which ``"auto"`` decides how long to measure; None: unknown."""
     recompute: bool
     """Whether passes with gradients run in a loop and repeat every member's forward pass in the backward pass."""
     choices: Choices

@@ -4,7 +4,7 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -29,6 +29,15 @@ FORMATS = Formats(newest=1, oldest=0)
 MOST_MEASURED = 64
 """The largest number of members that is measured; the backend that is fastest for them is used for more."""
 
+FEWEST_ROUNDS, ENOUGH_ROUNDS, MOST_ROUNDS = 2, 3, 30
+"""Passes of a backend that are timed, after one that warms up: at least, before anything is settled, and at most."""
+LEAST_SECONDS, SECONDS, MOST_SECONDS = 1.0, 2.0, 10.0
+"""Time that measuring may take: at least (a small job), if nobody knows how many passes follow, and at most."""
+SHARE = 0.02
+"""Share of the time of all passes that measuring may take, and by which a choice may be slower than the best."""
+HOPELESS = 3.0
+"""A backend that takes this many times as long as another is not timed any further."""
+
 
 class Choice(NamedTuple):
     """The chosen backend, and the measurements behind the choice."""
@@ -36,9 +45,12 @@ class Choice(NamedTuple):
     backend: str
     milliseconds: dict[str, float]
     refused: dict[str, str]
+    seconds: float = 0.0
+    """Time that measuring took; not kept in files."""
 
     def __str__(self) -> str:
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in self.milliseconds.items()) or "not measured"
+        times += f"; measured in {self.seconds:.1f} s" if self.seconds else ""
         why = "".join(f"; {name} refused: {reason}" for name, reason in self.refused.items())
         return f"backend {self.backend} ({times}{why})"
 
@@ -88,7 +100,7 @@ class Choices(dict[Mode, Choice]):
     def _write(self) -> None:
         if self.file is not None and self:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            choices = [(mode, choice) for mode, choice in self.items()]
+            choices = [(mode, choice[:3]) for mode, choice in self.items()]
             write_record(self.file, {"format": FORMATS.newest, "network": self.network, "choices": choices})
 
 
@@ -113,7 +125,8 @@ class TrialPass(NamedTuple):
         output, _ = self._replace(x=x).outputs(run)
         leaves = [*self.weights.leaves(), *(tensor for tensor in tensors(x) if tensor.requires_grad)]
         if output.requires_grad and leaves:
-            torch.autograd.grad(output.sum(), leaves, allow_unused=True)
+            # A gradient of full size, as losses give it. That of a sum is one number, and ranks backends otherwise.
+            torch.autograd.grad((output * output.detach()).sum(), leaves, allow_unused=True)
 
 
 def chosen(
@@ -125,13 +138,13 @@ def chosen(
     *,
     replayed: bool,
     by_rule: bool = False,
-    rounds: int = 5,
+    passes: int | None = None,
 ) -> Choice:
     """The fastest of the backends whose outputs are the loop's, or the loop if none is 5 % faster.
 
     A pass is measured as it will be used: forward and backward if gradients are enabled, otherwise forward alone, and
-    replayed from a CUDA graph if it will be. Rounds are interleaved, so that a disturbance of the machine affects every
-    candidate.
+    replayed from a CUDA graph if it will be. See `interleaved` for the number of passes that are timed; ``passes`` is
+    the number that will follow, if it is known.
 
     ``by_rule`` measures nothing: ``batched`` for networks without convolutions, ``streams`` in CUDA graphs, else the
     loop. The same computation then always runs in the same way. On a device that is neither a CPU nor a CUDA GPU, the
@@ -146,18 +159,19 @@ def chosen(
         buffers = {name: tensor[:members] for name, tensor in buffers.items()}
     trial = TrialPass(skeleton, weights, buffers, x, per_member)
     milliseconds: dict[str, float] = {}
+    started = time.perf_counter()
     with generators_kept(first_tensor(x).device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
         candidates, refused = _candidates(trial)
         if not by_rule and len(candidates) > 1:
-            milliseconds = _measured(trial, candidates, refused, replayed, rounds)
+            milliseconds = _measured(trial, candidates, refused, replayed, passes)
     if by_rule:
         best = _ruled(skeleton, candidates, replayed)
     else:
         best = min(milliseconds, key=milliseconds.__getitem__, default=LOOP.name)
     if LOOP.name in milliseconds and milliseconds[best] > 0.95 * milliseconds[LOOP.name]:
         best = LOOP.name
-    choice = Choice(best, milliseconds, refused)
+    choice = Choice(best, milliseconds, refused, time.perf_counter() - started if milliseconds else 0.0)
     log.info("%s", choice)
     return choice
 
@@ -197,29 +211,95 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
 
 
 def _measured(
-    trial: TrialPass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
+    trial: TrialPass, candidates: list[str], refused: dict[str, str], replayed: bool, passes: int | None
 ) -> dict[str, float]:
     if replayed:
-        return _replays(trial, candidates, refused, rounds)
+        return _replays(trial, candidates, refused)
+
+    def timed(name: str, turn: int) -> float | None:
+        try:
+            return _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
+        except RuntimeError as error:
+            if name == LOOP.name or turn:  # the network itself, or not enough memory
+                raise
+            refused[name] = first_line(error)  # its backward pass: the forward pass has run before
+            return None
+
+    times = interleaved(timed, candidates, passes)
+    return {name: 1e3 * typical(seconds) for name, seconds in times.items()}
+
+
+def interleaved(
+    timed: Callable[[str, int], float | None], candidates: Iterable[str], passes: int | None
+) -> dict[str, list[float]]:
+    """Seconds of candidates that take turns, until it is settled which is the fastest.
+
+    The first turn warms up. A disturbance of the machine affects every candidate, and the order rotates, since one may
+    leave caches and memory in another state than the other. Measuring ends when it is `settled` who is the fastest,
+    after `MOST_ROUNDS`, or when it has taken its time: `SHARE` of the passes that follow, if their number is known,
+    between `LEAST_SECONDS` and `MOST_SECONDS`. Each candidate has `FEWEST_ROUNDS`, unless it is `HOPELESS`.
+
+    Args:
+        timed: ``(candidate, turn) -> seconds``; None if the candidate fails, which is allowed in the first turn.
+        candidates: Their names.
+        passes: The number of passes that follow; None if it is unknown.
+    """
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    started = time.perf_counter()
-    for turn in range(rounds + 1):
-        for name in [name for name in candidates if name not in refused]:
-            try:
-                elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
-            except RuntimeError as error:
-                if name == LOOP.name or turn:  # the network itself, or not enough memory
-                    raise
-                refused[name] = first_line(error)  # its backward pass: the forward pass has run before
+    racing, spent = list(times), 0.0
+    for turn in range(MOST_ROUNDS + 1):
+        first = turn % len(racing)
+        for name in [*racing[first:], *racing[:first]]:
+            elapsed = timed(name, turn)
+            if elapsed is None:
+                del times[name]
+                racing.remove(name)
                 continue
-            if turn:  # the first turn warms up
+            spent += elapsed
+            if turn:
                 times[name].append(elapsed)
-        if turn >= 2 and time.perf_counter() - started > 2.0:
+        if turn:
+            leader = median(min((times[name] for name in racing), key=typical))
+            racing = [name for name in racing if min(times[name]) < HOPELESS * leader]
+        late = turn >= FEWEST_ROUNDS and spent > seconds_allowed(times, passes)
+        if late or (turn >= ENOUGH_ROUNDS and settled(times)) or (turn and len(racing) == 1):
             break
-    return {name: 1e3 * median(seconds) for name, seconds in times.items() if seconds}
+    return {name: seconds for name, seconds in times.items() if seconds}
 
 
-def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str], rounds: int) -> dict[str, float]:
+def typical(seconds: Sequence[float]) -> float:
+    """The lower quartile of times: what disturbs a machine only ever adds to them.
+
+    >>> typical([3.0, 1.0, 9.0, 1.1, 1.2])
+    1.1
+    """
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def settled(times: Mapping[str, Sequence[float]]) -> bool:
+    """Whether the fastest would still be so, up to `SHARE`, if the others were as fast as they ever were.
+
+    >>> settled({"loop": [2.0, 2.1, 2.0], "vmap": [1.0, 1.1, 1.2]}), settled({"loop": [2.0, 2.1], "vmap": [1.9, 2.2]})
+    (True, False)
+    """
+    best = min(times, key=lambda name: typical(times[name]))
+    others = [min(seconds) for name, seconds in times.items() if name != best]
+    return not others or median(times[best]) <= (1 + SHARE) * min(others)
+
+
+def seconds_allowed(times: Mapping[str, Sequence[float]], passes: int | None) -> float:
+    """Time that measuring may take.
+
+    >>> times = {"loop": [0.01], "vmap": [0.02]}
+    >>> [seconds_allowed(times, passes) for passes in (None, 10, 20_000, 10**6)]
+    [2.0, 1.0, 4.0, 10.0]
+    """
+    if passes is None:
+        return SECONDS
+    fastest = min(map(typical, times.values()))
+    return min(max(SHARE * passes * fastest, LEAST_SECONDS), MOST_SECONDS)
+
+
+def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str]) -> dict[str, float]:
     """One candidate after the other: a graph holds the memory of its pass, and nothing disturbs its replays."""
     times: dict[str, float] = {}
     for name in candidates:
@@ -230,7 +310,7 @@ def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str], r
         except RuntimeError as error:
             refused[name] = first_line(error)
             continue
-        times[name] = 1e3 * median([_timed(replay, first_tensor(trial.x)) for _ in range(rounds + 1)][1:])
+        times[name] = 1e3 * median([_timed(replay, first_tensor(trial.x)) for _ in range(6)][1:])
         del replay
     return times
 

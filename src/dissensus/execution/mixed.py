@@ -39,6 +39,7 @@ class MixedMembers(nn.Module):
         self.backend = self.ran = "loop"
         self.channels_last = self.by_rule = self.recompute = False
         self.choices = Choices()
+        self.passes: int | None = None
         self.train(networks[0].training)
 
     @property

@@ -92,6 +92,8 @@ class StackedMembers(nn.Module):
         self.ran = ""
         self.channels_last = self.by_rule = self.recompute = False
         self.choices = Choices()
+        self.passes: int | None = None
+        """Number of training passes that follow, for which a backend is chosen; None: unknown."""
         self._told: set[str] = set()
         """Reasons for the loop that the log has."""
         self._joined: dict[tuple[object, ...], str | None] = {}
@@ -490,8 +492,18 @@ class StackedMembers(nn.Module):
             self._refuse_recomputation(members_pass)
         if self.backend == "auto":
             weights, buffers, x, per_member, replayed = members_pass
+            passes = self.passes if self.training else None
             with torch.set_grad_enabled(both_ways):
-                choice = chosen(self.skeleton, weights, buffers, x, per_member, replayed=replayed, by_rule=self.by_rule)
+                choice = chosen(
+                    self.skeleton,
+                    weights,
+                    buffers,
+                    x,
+                    per_member,
+                    replayed=replayed,
+                    by_rule=self.by_rule,
+                    passes=passes,
+                )
             refusal = choice.refused.get("vmap") if choice.backend == LOOP.name and not self.by_rule else None
         else:
             refusal = self._refusal(self.backend, members_pass, both_ways)

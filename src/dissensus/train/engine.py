@@ -163,9 +163,11 @@ class Engine:
     def train(self) -> None:
         """Train until every run is done; the body then has the trained weights, or the best ones of validation."""
         state = self.state
+        state.body.passes = (self.epochs - state.epoch) * len(self.feed) - state.in_epoch
         try:
             self.advance(self.epochs)
         finally:
+            state.body.passes = None
             self._retire(torch.ones(state.runs, dtype=torch.bool))
             state.finish()
 
