@@ -22,6 +22,7 @@ import dissensus.cli.ood as ood
 import dissensus.cli.report as report
 import dissensus.cli.robust as robust
 import dissensus.cli.study as study
+import dissensus.cli.tune as tune
 from dissensus import startup
 from dissensus.cli.screen import (
     check_folder,
@@ -81,6 +82,7 @@ app.command()(masks.masks)
 app.command()(ood.ood)
 app.command()(report.report)
 app.command()(robust.robust)
+app.command()(tune.tune)
 
 
 def _show_version(wanted: bool) -> bool:

@@ -4,6 +4,7 @@ from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.execution.ranks import RankFailed
 from dissensus.train import callbacks, schedules
 from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.cluster import ClusterError, RayCluster
 from dissensus.train.convergence import Convergence
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
@@ -11,17 +12,24 @@ from dissensus.train.hyperparameters import drawn_hyperparameters, low_confidenc
 from dissensus.train.selection import Best
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep
+from dissensus.train.tuning import Candidate, Range, Spent, Tuned, tune
 
 __all__ = [
     "AdversarialTraining",
     "Best",
+    "Candidate",
+    "ClusterError",
     "Convergence",
     "History",
     "OutOfMemory",
     "Progress",
+    "Range",
     "RankFailed",
+    "RayCluster",
+    "Spent",
     "Sweep",
     "TrainingDiverged",
+    "Tuned",
     "callbacks",
     "drawn_hyperparameters",
     "fit",
@@ -29,4 +37,5 @@ __all__ = [
     "scale_weights",
     "schedules",
     "sweep",
+    "tune",
 ]

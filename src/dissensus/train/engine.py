@@ -71,6 +71,15 @@ class CapturedSteps(Protocol):
 
 
 @runtime_checkable
+class EvaluatesOutputs(Protocol):
+    """A validator that computes outputs; see `dissensus.train.evaluation`."""
+
+    def outputs(self, engine: "Engine") -> tuple[Tensor, Tensor]:
+        """Outputs ``[R, M, N, ...]`` on validation data, and targets ``[R, N, ...]``."""
+        ...
+
+
+@runtime_checkable
 class CheckpointWriter(Protocol):
     """Writes and restores checkpoints; see `dissensus.train.checkpoint`."""
 
@@ -155,12 +164,37 @@ class Engine:
         """Train until every run is done; the body then has the trained weights, or the best ones of validation."""
         state = self.state
         try:
-            with on(state.flat.device), self.numerics.training():
-                while state.epoch < self.epochs and state.runs:
-                    self._train_epoch()
+            self.advance(self.epochs)
         finally:
             self._retire(torch.ones(state.runs, dtype=torch.bool))
             state.finish()
+
+    def advance(self, until: int) -> None:
+        """Train up to the end of an epoch, counted from 1, from which training can go on."""
+        state = self.state
+        with on(state.flat.device), self.numerics.training():
+            while state.epoch < min(until, self.epochs) and state.runs:
+                self._train_epoch()
+
+    def latest_entries(self) -> dict[int, dict[str, Any]]:
+        """The latest epoch of every run that is in training, by its place among all runs."""
+        state = self.state
+        return {run: state.histories[run][-1] for run in state.run_ids if run not in (*state.failures, *state.stops)}
+
+    def stop_runs(self, runs: Mapping[int, str]) -> None:
+        """Stop runs between two epochs, each with the name of the callback that wants it."""
+        for run, callback in runs.items():
+            self.state.stop(self.state.run_ids.index(run), callback)
+        self._settle()
+
+    def validation_outputs(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Outputs ``[M, N, ...]`` on validation data and its targets, for every run in training; empty without any."""
+        state = self.state
+        if not isinstance(self.validator, EvaluatesOutputs) or not state.runs:
+            return {}
+        with on(state.flat.device), self.numerics.training(), torch.no_grad(), state.evaluated():
+            outputs, targets = self.validator.outputs(self)
+        return {run: (outputs[place].cpu(), targets[place].cpu()) for place, run in enumerate(state.run_ids)}
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -505,9 +539,14 @@ class Engine:
                 if by is not None:
                     state.stop(place, by)
         self._notify_runs()
-        going = self._of_all(state.active).view(state.runs, -1).any(1).cpu()
         self._report(last=True)
         state.epoch, state.in_epoch = state.epoch + 1, 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """Between two epochs: put runs that are done aside, and note whether any row rests."""
+        state = self.state
+        going = self._of_all(state.active).view(state.runs, -1).any(1).cpu()
         if not bool(going.all()):
             self._retire(~going)
         resting = not bool(self._of_all(state.active).all())  # all processes run eagerly, or none
@@ -528,13 +567,10 @@ class Engine:
 
     def _notify_runs(self) -> None:
         """Give callbacks the epoch of all runs that are still in training, and stop those that they name."""
-        state = self.state
-        if self.callbacks is None:
-            return
-        ended = {run: place for place, run in enumerate(state.run_ids) if run not in (*state.failures, *state.stops)}
-        stopped = self.callbacks.runs({run: state.histories[run][-1] for run in ended}) if ended else {}
+        ended = self.latest_entries() if self.callbacks is not None else {}
+        stopped = self.callbacks.runs(ended) if self.callbacks is not None and ended else {}
         for run, by in stopped.items():
-            state.stop(ended[run], by)
+            self.state.stop(self.state.run_ids.index(run), by)
 
     def _of_all(self, rows: Tensor) -> Tensor:
         """Rows of all processes."""

@@ -137,6 +137,13 @@ class Validation:
             numbers[name] = torch.tensor(own)
         return values.reshape(-1).cpu(), {name: part.cpu() for name, part in numbers.items()}
 
+    @torch.no_grad()
+    def outputs(self, engine: Engine) -> tuple[Tensor, Tensor]:
+        """Outputs ``[R, M, N, C]`` with the present weights, and targets ``[R, N, ...]``."""
+        engine.body.eval()
+        outputs, y, _ = self._outputs(engine)
+        return outputs, y
+
     def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor, Tensor | None]:
         """Outputs ``[R, M, N, C]``, targets ``[R, N, ...]`` and weights ``[R, N, ...]``."""
         if isinstance(self.data, Source):
