@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 import dissensus
@@ -113,6 +115,16 @@ def test_findings_follow_the_numbers():
     assert "fell by 34%" in fell
     unclear = demo_page.finding(two_betas([0.20, 0.30, 0.40], [0.30, 0.20, 0.45]), "p")
     assert "No change of the ensemble's loss can be shown with 3 seeds" in unclear
+    single = demo_page.finding(two_betas([0.20], [0.30]), "p")
+    assert "One seed does not tell" in single
+
+
+def test_the_change_of_the_loss_has_a_paired_interval():
+    mean, reach, base, seeds = demo_page.loss_change(two_betas([0.20, 0.30, 0.40], [0.30, 0.20, 0.45]), "p")
+    differences = np.array([0.10, -0.10, 0.05])
+    interval = stats.t.interval(0.95, 2, differences.mean(), stats.sem(differences))
+    assert (mean - reach, mean + reach) == pytest.approx(interval)
+    assert (base, seeds) == (pytest.approx(0.3), 3)
 
 
 def test_page_is_self_contained(report):

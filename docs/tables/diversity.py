@@ -1,6 +1,5 @@
 """Tables of docs/diversity.md."""
 
-import re
 from statistics import fmean
 
 from demo_output import demo_result, printed
@@ -91,19 +90,17 @@ def demo() -> str:
         diversity, member, bias = (
             demo_page.means_over_seeds(result, problem.name, name) for name in ("diversity", "member", "bias")
         )
-        change = re.search(r"error (rose|fell) by (\d+)%", demo_page.finding(result, problem.name))
-        sign = "" if change is None else {"rose": "+", "fell": "−"}[change[1]]
+        change = demo_page.loss_change(result, problem.name)
+        percent = f"{'+' if change.mean > 0 else '−'} {100 * abs(change.mean / change.base):.0f} %"
         rows.append(
             [
                 f"{problem.data}, {problem.pool_name}",
                 *(f"× {values[-1] / values[0]:.3g}" for values in (diversity, member)),
-                f"no change that {len(result.settings.seeds)} seeds can tell"
-                if change is None
-                else f"{sign} {change[2]} %",
+                percent if change.is_shown else f"no change that {change.seeds} seeds can tell",
                 f"{significant(bias[0])} % → {significant(bias[-1])} %",
             ]
         )
-    header = ("data, what is averaged", "diversity", "members' own error", "ensemble's error", "diversity that is bias")
+    header = ("data, what is averaged", "diversity", "members' own loss", "ensemble's loss", "diversity that is bias")
     made = result.made
     note = f"*{made['machine']}, torch {made['torch']}, dissensus {made['version']}; `{made['command']}`*"
     return f"{table(header, rows)}\n\n{note}\n"

@@ -1,7 +1,8 @@
 """The demo's page: figures, tables, and sentences that are computed from the numbers they speak of."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 from dissensus.auditing.examples import DROPS
 from dissensus.pages import Cell, Drawing, FactList, Number, Page, PageTable, Part, Section, Text, charts, style
@@ -57,44 +58,64 @@ def means_over_seeds(result: DemoResult, problem: str, quantity: str) -> list[fl
     return [math.fsum(values) / len(values) for values in values_over_seeds(result, problem, quantity)]
 
 
+class LossChange(NamedTuple):
+    """How the ensemble's loss at the largest β differs from that at the smallest: a mean over seeds."""
+
+    mean: float
+    reach: float
+    """From the mean to the ends of a paired 95 % interval, by Student's t; infinite for one seed."""
+    base: float
+    """The loss at the smallest β."""
+    seeds: int
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes no change."""
+        return abs(self.mean) > self.reach
+
+
+def loss_change(result: DemoResult, problem: str) -> LossChange:
+    """How the ensemble's loss changes from the smallest β to the largest."""
+    try:
+        from scipy.stats import t
+    except ImportError as reason:
+        raise ImportError("Student's t comes from scipy: pip install 'dissensus[report]'") from reason
+    losses = values_over_seeds(result, problem, "ensemble")
+    differences = [last - first for first, last in zip(losses[0], losses[-1], strict=True)]
+    seeds = len(differences)
+    mean, error = verdicts.mean_and_error(differences)
+    reach = float(t.ppf(0.975, seeds - 1)) * error if seeds > 1 else math.inf
+    return LossChange(mean, reach, math.fsum(losses[0]) / seeds, seeds)
+
+
 def finding(result: DemoResult, problem: str) -> str:
     """The largest β compared with the smallest, in plain words."""
     betas = result.settings.betas
-    diversity, member, ensemble = (
-        means_over_seeds(result, problem, quantity) for quantity in ("diversity", "member", "ensemble")
-    )
-    losses = values_over_seeds(result, problem, "ensemble")
-    differences = [last - first for first, last in zip(losses[0], losses[-1], strict=True)]
+    diversity, member = (means_over_seeds(result, problem, quantity) for quantity in ("diversity", "member"))
     growth = diversity[-1] / diversity[0] if diversity[0] > 0 else math.inf
     ratio = member[-1] / member[0]
     return (
         f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity {_growth_in_words(growth)} "
         f"({significant(diversity[0])} to {significant(diversity[-1])}). Members got "
         f"{'worse' if ratio > 1 else 'better'}: "
-        f"their mean loss is {_rounded(ratio)} times what it was. {_change_in_words(differences, ensemble[0])}"
+        f"their mean loss is {_rounded(ratio)} times what it was. {_change_in_words(loss_change(result, problem))}"
     )
 
 
-def _change_in_words(differences: Sequence[float], base: float) -> str:
-    """Whether the ensemble's loss changed: a paired 95 % interval over seeds, by Student's t."""
-    try:
-        from scipy.stats import t
-    except ImportError as reason:
-        raise ImportError("Student's t comes from scipy: pip install 'dissensus[report]'") from reason
-    seeds = len(differences)
-    mean, error = verdicts.mean_and_error(differences)
+def _change_in_words(change: LossChange) -> str:
+    """Whether the ensemble's loss changed."""
+    mean, reach, base, seeds = change
     if seeds < 2:
         return f"One seed does not tell whether the ensemble's loss changed ({mean:+.2g})."
-    reach = float(t.ppf(0.975, seeds - 1)) * error
-    change = f"{mean:+.2g}, 95 % interval {mean - reach:+.2g} to {mean + reach:+.2g}"
-    if abs(mean) <= reach:
+    words = f"{mean:+.2g}, 95 % interval {mean - reach:+.2g} to {mean + reach:+.2g}"
+    if not change.is_shown:
         return (
-            f"No change of the ensemble's loss can be shown with {seeds} seeds ({change}), so most of the added "
+            f"No change of the ensemble's loss can be shown with {seeds} seeds ({words}), so most of the added "
             "diversity cancels out when members are averaged."
         )
     if mean > 0:
-        return f"The ensemble's loss rose by {mean / base:.0%} ({change}): the added diversity did harm."
-    return f"The ensemble's loss fell by {-mean / base:.0%} ({change}): some of the added diversity is useful here."
+        return f"The ensemble's loss rose by {mean / base:.0%} ({words}): the added diversity did harm."
+    return f"The ensemble's loss fell by {-mean / base:.0%} ({words}): some of the added diversity is useful here."
 
 
 def _growth_in_words(ratio: float) -> str:
