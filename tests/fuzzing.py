@@ -459,6 +459,27 @@ COMMANDS = {
         "--folder": ("kept-parts", *FILES),
         "--json": PLACES,
     },
+    ("tune",): {
+        "": ("pairs.npz", *FILES),
+        "--space": ("beta=0.5", "beta=0..1", "beta", "beta=", "=", "bta=1", "seed=0,1", "beta=1..0", "lr=0..1:log"),
+        "--epochs": ("1", *NUMBERS),
+        "--splits": ("1", *NUMBERS),
+        "--seeds": ("1", *NUMBERS),
+        "--examples": ("40", *NUMBERS),
+        "--objective": ("augmented", "adp", "absent:f", *NAMES),
+        "--task": ("classification", "regression", *NAMES),
+        "--metric": ("loss", "accuracy", "rmse", *NAMES),
+        "--loss": ("cross_entropy", "mse", *NAMES),
+        "--pool": ("probability", "score", "vote", *NAMES),
+        "--lr": ("0.01", *NUMBERS),
+        "--validation": ("0.2", *NUMBERS),
+        "--test": ("0.2", *NUMBERS),
+        "--factor": ("3", *NUMBERS),
+        "--budget": ("2", *NUMBERS),
+        "--device": ("cpu", "cuda", "meta", *NAMES),
+        "--page": ("o.html", *PLACES),
+        "--json": PLACES,
+    },
     ("masks",): {
         "--network": ("mlp", "cnn", "vgg", "resnet18", "vanilla-cnn", "mobilenet-v2", *NAMES),
         "--count": ("4", *NUMBERS),
@@ -487,7 +508,20 @@ COMMANDS = {
 }
 """Commands with their options, and values of each; the first ones are right."""
 NEEDED = ("--task", "--outside", "--ensemble", "--network", "--data", "--epsilon", "--suite", "--examples", "--targets")
-NEEDED = (*NEEDED, "--repeats", "--option", "--scale", "--kind", "", "--cost", "--size")
+NEEDED = (
+    *NEEDED,
+    "--repeats",
+    "--option",
+    "--space",
+    "--epochs",
+    "--splits",
+    "--seeds",
+    "--scale",
+    "--kind",
+    "",
+    "--cost",
+    "--size",
+)
 
 
 def command_mistake(seed: int) -> Mistake:

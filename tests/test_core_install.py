@@ -99,6 +99,7 @@ COMMANDS = {
     f"{ROBUST} --data made-images --examples 4": "",
     f"{ROBUST} --data made-images --page r.html": "pip install 'dissensus[report]'",
     f"{ROBUST} --data digits": "pip install 'dissensus[data]'",
+    "tune in.npz": "pip install 'dissensus[report]'",
     "convert ensemble converted": "",
     "masks --network resnet20": "",
     "masks --network resnet20 --figure m.png": "pip install 'dissensus[report]'",

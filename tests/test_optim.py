@@ -56,6 +56,39 @@ def test_updates_equal_torch_with_a_rate_per_member(case, everyone):
     torch.testing.assert_close(flat, torch.stack([row.detach() for row in rows]), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("case", ["adam", "adamw", "adamw betas"])
+def test_neighbours_with_equal_settings_are_updated_by_one_call(case, clipped, monkeypatch):
+    monkeypatch.setattr(optim, "FUSED_ROWS", 1)
+    calls: list[int] = []
+    name, make_optimiser, options = CASES[case]
+    kernel = f"_fused_{name}_"
+    original = getattr(torch, kernel)
+
+    def counted(rows, *arguments, **keywords):
+        calls.append(len(rows[0]))
+        return original(rows, *arguments, **keywords)
+
+    monkeypatch.setattr(torch, kernel, counted)
+    rates = [0.1, 0.1, 0.3]
+    start = torch.randn(M, P, dtype=torch.float64)
+    flat = start.clone()
+    columns = settings(flat, rates, everyone=True, **options)
+    state = optim.initial_moments(name, flat, columns.momentum)
+    active = torch.ones(M, 1, dtype=torch.float64)
+    scale = torch.tensor([[0.5], [1.0], [0.2]], dtype=torch.float64) if clipped else None
+    rows = [torch.nn.Parameter(row.clone()) for row in start]
+    optimisers = [make_optimiser([row], lr=rate, **options) for row, rate in zip(rows, rates, strict=True)]
+    for grad in gradients(5):
+        optim.OPTIMIZERS[name](flat, grad.clone(), state, columns, active, scale)
+        for row, optimiser, member_grad in zip(rows, optimisers, grad if scale is None else grad * scale, strict=True):
+            row.grad = member_grad.clone()
+            optimiser.step()
+    torch.testing.assert_close(flat, torch.stack([row.detach() for row in rows]), rtol=1e-10, atol=1e-12)
+    assert calls == [2, 1] * 5
+    assert state["steps"].tolist() == [[5.0]] * M
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_an_inactive_member_keeps_weights_and_state(case):
     name, _, options = CASES[case]

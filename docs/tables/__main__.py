@@ -26,6 +26,7 @@ import robustness
 import sharing
 import speed
 import training
+import tuning
 import uncertainty
 from layout import ROOT
 
@@ -43,6 +44,7 @@ PAGES: dict[str, Any] = {
     "docs/sharing.md": sharing,
     "docs/speed.md": speed,
     "docs/training.md": training,
+    "docs/tuning.md": tuning,
     "docs/uncertainty.md": uncertainty,
     **papers.PAGES,
 }

@@ -31,7 +31,18 @@ from dissensus.ensemble import Ensemble
 from dissensus.predictive import Predictive, predictive
 from dissensus.reporting import Report, report
 from dissensus.storage import StorageError
-from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, callbacks, fit, sweep
+from dissensus.train import (
+    History,
+    OutOfMemory,
+    Progress,
+    Sweep,
+    TrainingDiverged,
+    Tuned,
+    callbacks,
+    fit,
+    sweep,
+    tune,
+)
 from dissensus.trunk import SharedTrunk
 
 __version__ = "0.2.0"
@@ -51,6 +62,7 @@ __all__ = [
     "StorageError",
     "Sweep",
     "TrainingDiverged",
+    "Tuned",
     "adapters",
     "attacks",
     "audit",
@@ -76,4 +88,5 @@ __all__ = [
     "sweep",
     "train",
     "trunk",
+    "tune",
 ]

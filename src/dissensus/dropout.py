@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from dissensus import checks
 from dissensus.randomness import Use, derived_seed, keep_mask, seeded
 
+UNITS = "units"
+"""A buffer of keyed layers in padded networks: how many units are not padding. Masks are those of that width."""
+
 
 class KeyedDropout(nn.Dropout):
     """Dropout with a counter instead of a global generator.
@@ -36,7 +39,7 @@ class KeyedDropout(nn.Dropout):
             return x
         shape = mask_shape(x.shape, self.channel_axes)
         self.step.add_(1)
-        return dropped(x, keep_mask(shape, self.p, self.key, self.step), self.p)
+        return dropped(x, keep_mask(shape, self.p, self.key, self.step, self._buffers.get(UNITS)), self.p)
 
 
 class KeyedDropPath(nn.Module):

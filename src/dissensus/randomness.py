@@ -171,10 +171,15 @@ def generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def keep_mask(
-    shape: tuple[int, ...], drop: float, key: Int[Tensor, "*K"], step: Int[Tensor, "*K"]
+    shape: tuple[int, ...],
+    drop: float,
+    key: Int[Tensor, "*K"],
+    step: Int[Tensor, "*K"],
+    units: Int[Tensor, "*K"] | None = None,
 ) -> Bool[Tensor, "..."]:
     """Masks ``[*K, *shape]`` that keep each position with probability 1 − ``drop``, from a counter-based hash.
 
+    ``units``: how many of the last axis are not padding. Their masks are those of an axis of that length.
     ``key`` and ``step`` may be batched by ``vmap``. Nothing is read on the host. A compiler sees one opaque operator,
     since it must neither fuse the hash, whose integers wrap around, nor recompute it in the backward pass, when the
     counter ``step`` has advanced.
@@ -183,13 +188,14 @@ def keep_mask(
     >>> round(mask.float().mean().item(), 2)
     0.7
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and units is None:
         return _compiled_mask(key, step, list(shape), drop)
-    return _mask(key, step, shape, drop)
+    return _mask(key, step, shape, drop, units)
 
 
-def _mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float) -> Tensor:
-    return random_bits(tuple(shape), key, step, _before(shape)) > int(drop * 2**31) - 1  # drop = 1 stays within 32 bits
+def _mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float, units: Tensor | None = None) -> Tensor:
+    bits = random_bits(tuple(shape), key, step, _before(shape), units)
+    return bits > int(drop * 2**31) - 1  # so that drop = 1 stays within 32 bits
 
 
 _part: list[tuple[int, int]] = []
@@ -241,7 +247,11 @@ def _(info: Any, in_dims: Any, key: Tensor, step: Tensor, shape: Sequence[int], 
 
 
 def random_bits(
-    shape: tuple[int, ...], key: Int[Tensor, "*K"], step: Int[Tensor, "*K"], first: int = 0
+    shape: tuple[int, ...],
+    key: Int[Tensor, "*K"],
+    step: Int[Tensor, "*K"],
+    first: int = 0,
+    units: Int[Tensor, "*K"] | None = None,
 ) -> Int[Tensor, "..."]:
     """Whole numbers from 0 to 2³¹ − 1, ``[*K, *shape]``, that depend only on (position, key, step).
 
@@ -254,7 +264,12 @@ def random_bits(
     one = mixed(mixed(low ^ count) + high)
     other = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
     broadcast = (*one.shape, *[1] * len(shape))
-    return _positions(shape, one.view(broadcast), other.view(broadcast), first) & 0x7FFFFFFF
+    if units is None:
+        return _positions(shape, one.view(broadcast), other.view(broadcast), first) & 0x7FFFFFFF
+    rows = torch.arange(math.prod(shape[:-1]), dtype=torch.int32, device=key.device).view(*shape[:-1], 1)
+    position = (rows + first // shape[-1]) * units.to(torch.int32).view(broadcast)
+    position = position + torch.arange(shape[-1], dtype=torch.int32, device=key.device)
+    return mixed(mixed(position + one.view(broadcast)) ^ other.view(broadcast)) & 0x7FFFFFFF
 
 
 def example_keys(x: Float[Tensor, "B *S"], seed: int) -> Int[Tensor, " B"]:

@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, dropped, mask_shape
+from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
+from dissensus.execution.perceptrons import SHAPE, perceptron
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
@@ -75,7 +76,11 @@ def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
     if not isinstance(x, Tensor):
         raise Unsupported("its forward pass takes several inputs")
     plan = skeleton.once(batched_plan)
-    values: list[Any] = [x if per_member else x.expand(len(weights), *x.shape)]
+    x = x if per_member else x.expand(len(weights), *x.shape)
+    network = skeleton.once(perceptron)
+    if network is not None and network.takes(weights, x):
+        return network.run(weights, x, buffers.get(SHAPE))
+    values: list[Any] = [x]
     with skeleton.lending(weights.stacked(), buffers):
         for step in plan:
             values.append(step(values))
@@ -269,4 +274,4 @@ def stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
         return x
     layer.step.add_(1)
     shape = mask_shape(x.shape[1:], layer.channel_axes)
-    return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step), layer.p)
+    return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step, layer._buffers.get(UNITS)), layer.p)

@@ -157,7 +157,7 @@ class StackedMembers(nn.Module):
                 stacks[name].append(tensor.detach())
         if first is None:
             raise DifferentMembers("an ensemble needs at least one member")
-        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
+        body = cls(attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
         body.shared_rows = torch.cat(rows) if rows else None
         return body.train(first.training)
 
@@ -710,7 +710,7 @@ def _check_same(index: int, stacks: dict[str, list[Tensor]], tensors: Tensors) -
             )
 
 
-def _attached(network: nn.Module, stacked: Tensors) -> nn.Module:
+def attached(network: nn.Module, stacked: Tensors) -> nn.Module:
     """Replace a network's tensors by stacked ones."""
     skeleton = Skeleton(network)
     single = skeleton.tensors()

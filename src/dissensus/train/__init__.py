@@ -11,17 +11,22 @@ from dissensus.train.hyperparameters import drawn_hyperparameters, low_confidenc
 from dissensus.train.selection import Best
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep
+from dissensus.train.tuning import Candidate, Range, Spent, Tuned, tune
 
 __all__ = [
     "AdversarialTraining",
     "Best",
+    "Candidate",
     "Convergence",
     "History",
     "OutOfMemory",
     "Progress",
+    "Range",
     "RankFailed",
+    "Spent",
     "Sweep",
     "TrainingDiverged",
+    "Tuned",
     "callbacks",
     "drawn_hyperparameters",
     "fit",
@@ -29,4 +34,5 @@ __all__ = [
     "scale_weights",
     "schedules",
     "sweep",
+    "tune",
 ]

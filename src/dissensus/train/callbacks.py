@@ -3,9 +3,11 @@
 A callback is any object with a method ``on_epoch(entry)``, ``on_step(entry)`` or both, or a plain function, which
 stands for ``on_epoch``; `dissensus.fit` says what entries hold and what returning True does. A method
 ``on_runs(entries)`` is called once at the end of every epoch, with the entries of all runs that are trained together.
-It returns the places in that list whose runs are to stop, or None. An object may also have
-``on_start(start)``: it is called with a `Start` before the first step of every training, and its errors refuse the
-training before anything is written. In a sweep, runs that are trained together start together.
+It returns the places in that list whose runs are to stop, or None. A method ``on_rung(rung)``, beside an attribute
+``rungs`` with epochs, is called in a sweep at these epochs, for which runs of all shapes wait. It gets a `Rung` and
+returns places in its list of entries, as ``on_runs`` does. An object may also have ``on_start(start)``: it is called
+with a `Start` before the first step of every training, and its errors refuse the training before anything is written.
+In a sweep, runs that are trained together start together.
 
 Files are complete after every epoch. A resumed training goes on in the same file: epochs that are trained again because
 no checkpoint holds them replace their first version, and epochs that the file lacks come from the checkpoint. A file
@@ -23,9 +25,9 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from dissensus import checks
 from dissensus.output_files import write_output
 from dissensus.train.history import flattened
-from dissensus.train.notification import Entry, Start
+from dissensus.train.notification import Entry, Rung, Start
 
-__all__ = ["CSVLog", "JSONLines", "Start", "SuccessiveHalving", "TensorBoard", "flattened"]
+__all__ = ["CSVLog", "JSONLines", "Rung", "Start", "SuccessiveHalving", "TensorBoard", "flattened"]
 
 _PLACE = ("twin", "run", "member")
 """Names in an entry that tell trainings of one `fit` or `sweep` apart."""

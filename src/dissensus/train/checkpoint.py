@@ -10,7 +10,7 @@ import logging
 import pickle
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -319,6 +319,31 @@ def train(engine: Engine) -> None:
             engine.train()
 
 
+def train_in_step(engines: Sequence[Engine], rungs: Sequence[int], compare: Callable[[int], None]) -> None:
+    """Train several engines so that all of them reach a rung before any goes on; ``compare`` may stop runs then.
+
+    Args:
+        engines: Engines before their first step; those with checkpoints go on from there.
+        rungs: Epochs in rising order.
+        compare: Called with a rung once all engines have reached it.
+    """
+    with threads_restored():
+        for engine in engines:
+            _begin(engine)
+        for rung in rungs:
+            for engine in engines:
+                with advising(engine.out_of_memory):
+                    engine.advance(rung)
+                if len(engines) > 1 and engine.captured is not None:
+                    engine.captured.forget()  # graphs of engines that wait would hold memory
+            compare(rung)
+        for engine in engines:
+            with advising(engine.out_of_memory):
+                engine.train()
+            if isinstance(engine.checkpointer, Checkpointer):
+                engine.checkpointer.write(engine)
+
+
 def _read_on(engine: Engine) -> LoadedBatches | None:
     """The source of batches that a new epoch reads on, in the middle of a pass; None where epochs are passes."""
     feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
@@ -361,14 +386,23 @@ def _generator_states(engine: Engine) -> dict[str, bytes]:
 
 def _train_with_checkpoints(engine: Engine, checkpointer: Checkpointer) -> None:
     with threads_restored():
-        source = _read_on(engine)
-        if source is not None:
-            source.at_pass = engine.state.python_tensors
-        resumed = checkpointer.restore(engine)
-        engine.start(resumed=resumed)
-        if not resumed:
-            checkpointer.write(engine)  # so that there is always a beginning to go back to
-        if engine.ranks is None or engine.ranks.first:
-            engine.body.choices.keep_in(checkpointer.choices, engine.body.identity())
+        _begin(engine)
         engine.train()
         checkpointer.write(engine)
+
+
+def _begin(engine: Engine) -> None:
+    """Tell callbacks that training begins, or restore the newest checkpoint and tell them that it goes on."""
+    checkpointer = engine.checkpointer
+    if not isinstance(checkpointer, Checkpointer):
+        engine.start(resumed=False)
+        return
+    source = _read_on(engine)
+    if source is not None:
+        source.at_pass = engine.state.python_tensors
+    resumed = checkpointer.restore(engine)
+    engine.start(resumed=resumed)
+    if not resumed:
+        checkpointer.write(engine)  # so that there is always a beginning to go back to
+    if engine.ranks is None or engine.ranks.first:
+        engine.body.choices.keep_in(checkpointer.choices, engine.body.identity())

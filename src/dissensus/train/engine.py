@@ -33,6 +33,7 @@ from dissensus.train.history import Failure, History, OnProgress, Progress, entr
 from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Numerics
+from dissensus.train.padded_runs import PaddedRuns
 from dissensus.train.python_state import unchanged
 from dissensus.train.running_means import WEIGHT
 from dissensus.train.state import TrainState
@@ -66,6 +67,15 @@ class CapturedSteps(Protocol):
 
     def tell(self, engine: "Engine") -> None:
         """Record the runs that have failed on the device since the last call."""
+        ...
+
+
+@runtime_checkable
+class EvaluatesOutputs(Protocol):
+    """A validator that computes outputs; see `dissensus.train.evaluation`."""
+
+    def outputs(self, engine: "Engine") -> tuple[Tensor, Tensor]:
+        """Outputs ``[R, M, N, ...]`` on validation data, and targets ``[R, N, ...]``."""
         ...
 
 
@@ -104,6 +114,10 @@ class Engine:
     """Plans how many members of one run train at once, on the first batch; None: all of them."""
     seeds: Sequence[int] = ()
     """The seed of every run, for its history."""
+    own_members: Sequence[int] = ()
+    """The number of members of every run, where the others of its rows are padding."""
+    padded: PaddedRuns | None = None
+    """The shapes of runs that are padded to a common one."""
     progress: OnProgress | None = None
     callbacks: Callbacks | None = None
     checkpointer: CheckpointWriter | None = None
@@ -150,12 +164,37 @@ class Engine:
         """Train until every run is done; the body then has the trained weights, or the best ones of validation."""
         state = self.state
         try:
-            with on(state.flat.device), self.numerics.training():
-                while state.epoch < self.epochs and state.runs:
-                    self._train_epoch()
+            self.advance(self.epochs)
         finally:
             self._retire(torch.ones(state.runs, dtype=torch.bool))
             state.finish()
+
+    def advance(self, until: int) -> None:
+        """Train up to the end of an epoch, counted from 1, from which training can go on."""
+        state = self.state
+        with on(state.flat.device), self.numerics.training():
+            while state.epoch < min(until, self.epochs) and state.runs:
+                self._train_epoch()
+
+    def latest_entries(self) -> dict[int, dict[str, Any]]:
+        """The latest epoch of every run that is in training, by its place among all runs."""
+        state = self.state
+        return {run: state.histories[run][-1] for run in state.run_ids if run not in (*state.failures, *state.stops)}
+
+    def stop_runs(self, runs: Mapping[int, str]) -> None:
+        """Stop runs between two epochs, each with the name of the callback that wants it."""
+        for run, callback in runs.items():
+            self.state.stop(self.state.run_ids.index(run), callback)
+        self._settle()
+
+    def validation_outputs(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Outputs ``[M, N, ...]`` on validation data and its targets, for every run in training; empty without any."""
+        state = self.state
+        if not isinstance(self.validator, EvaluatesOutputs) or not state.runs:
+            return {}
+        with on(state.flat.device), self.numerics.training(), torch.no_grad(), state.evaluated():
+            outputs, targets = self.validator.outputs(self)
+        return {run: (outputs[place].cpu(), targets[place].cpu()) for place, run in enumerate(state.run_ids)}
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -287,6 +326,8 @@ class Engine:
             everyone = not (state.resting or self.replaying)  # as a captured step does
             self._update(grad, factor, self._examples(batch), everyone=everyone, updates=self.updates)
             state.add_losses(parts, self._examples(batch))
+            if self.body.ran == "batched" and grad.device.type == "cpu" and state.optimizers is None:
+                state.flat.grad = grad if grad.shape == state.flat.shape else None  # memory of the next gradient
 
     def _finite_runs(self, total: Tensor, grad: Tensor) -> Bool[Tensor, " R"]:
         """Runs that may go on, in all processes; nothing is read back."""
@@ -358,6 +399,8 @@ class Engine:
                 grad = flat.detach()
             elif state.shared is None:
                 (grad,) = torch.autograd.grad(parts.total.sum(), flat)
+                for columns in state.held:
+                    columns.still(grad)
             else:
                 grad, shared = torch.autograd.grad(parts.total.sum(), (flat, state.shared.flat))
                 state.shared.take(shared if self.ranks is None else self.ranks.summed(shared))
@@ -392,6 +435,9 @@ class Engine:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
         parts = self.losses(outputs, y, hyper)
+        if settings.own_members is not None:  # the objective counts all rows as members
+            parts = LossParts(parts.total * (settings.own_members / state.members), parts.parts)
+            state.members_summed = settings.own_members
         named = dict(parts.parts)
         state.step_weight = named.pop(WEIGHT, None)
         parts = LossParts(parts.total, named)
@@ -430,6 +476,8 @@ class Engine:
             current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
             rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
             optim.apply(self.optimizer, rows, grad, sampled)
+            for columns in state.held:
+                columns.restore(rows.flat)
         else:
             if settings.clip_norm is not None:
                 limit = settings.clip_norm if sampled is None else settings.clip_norm[sampled]
@@ -448,6 +496,8 @@ class Engine:
         part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run, shared)
         if state.sampled is not None:
             members = [int(state.sampled[run, member]) for member in members]
+        if self.own_members:
+            members = [member for member in members if member < self.own_members[state.run_ids[run]]]
         inputs = [
             tensor[run] if item.per_run else tensor
             for item in step_inputs(self.feed, batch)
@@ -483,15 +533,20 @@ class Engine:
         rates = self._of_all(state.settings.optimizer.lr * factor).view(state.runs, -1)
         for place, run in enumerate(state.run_ids):
             if run not in state.failures and run not in state.stops:
-                record = entry(place, state.epoch + 1, rates, means, validation, state.elapsed)
+                record = self._own(run, entry(place, state.epoch + 1, rates, means, validation, state.elapsed))
                 state.histories[run].append(record)
                 by = None if self.callbacks is None else self.callbacks.epoch(run, record)
                 if by is not None:
                     state.stop(place, by)
         self._notify_runs()
-        going = self._of_all(state.active).view(state.runs, -1).any(1).cpu()
         self._report(last=True)
         state.epoch, state.in_epoch = state.epoch + 1, 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """Between two epochs: put runs that are done aside, and note whether any row rests."""
+        state = self.state
+        going = self._of_all(state.active).view(state.runs, -1).any(1).cpu()
         if not bool(going.all()):
             self._retire(~going)
         resting = not bool(self._of_all(state.active).all())  # all processes run eagerly, or none
@@ -499,15 +554,23 @@ class Engine:
             self.captured.forget()
         state.resting = resting
 
+    def _own(self, run: int, record: dict[str, Any]) -> dict[str, Any]:
+        """An entry of a run's history without members that are padding."""
+        if not self.own_members:
+            return record
+        own = self.own_members[run]
+        return {name: value[:own] if isinstance(value, list) else value for name, value in record.items()}
+
+    def own_outputs(self, outputs: Float[Tensor, "R M ..."], place: int) -> Float[Tensor, "K ..."]:
+        """The outputs of one of the runs in training, without those of members that are padding."""
+        return outputs[place, : self.own_members[self.state.run_ids[place]]] if self.own_members else outputs[place]
+
     def _notify_runs(self) -> None:
         """Give callbacks the epoch of all runs that are still in training, and stop those that they name."""
-        state = self.state
-        if self.callbacks is None:
-            return
-        ended = {run: place for place, run in enumerate(state.run_ids) if run not in (*state.failures, *state.stops)}
-        stopped = self.callbacks.runs({run: state.histories[run][-1] for run in ended}) if ended else {}
+        ended = self.latest_entries() if self.callbacks is not None else {}
+        stopped = self.callbacks.runs(ended) if self.callbacks is not None and ended else {}
         for run, by in stopped.items():
-            state.stop(ended[run], by)
+            self.state.stop(self.state.run_ids.index(run), by)
 
     def _of_all(self, rows: Tensor) -> Tensor:
         """Rows of all processes."""
@@ -531,7 +594,7 @@ class Engine:
         for place, run in enumerate(state.run_ids):
             if run in state.failures or run in state.stops:
                 continue
-            numbers = entry(place, state.epoch + 1, rates, means, {}, state.elapsed)
+            numbers = self._own(run, entry(place, state.epoch + 1, rates, means, {}, state.elapsed))
             by = self.callbacks.step(run, {"step": state.steps, **numbers})
             if by is not None:
                 state.stop(place, by)
@@ -550,6 +613,13 @@ class Engine:
         means = running_means.averages(self.state.sums, self.state.examples)
         if self.pooled_loss is not None and "member_loss" in means:
             means["loss"] = means["individual"] = self.pooled_loss(means["member_loss"])
+        own = self.state.settings.own_members
+        if own is not None:  # means over runs are over members that there are
+            for name, mean in means.items():
+                if mean.ndim == 2:
+                    there = torch.arange(mean.shape[1], device=mean.device) < own.unsqueeze(1)
+                    average = torch.where(there, mean, 0.0).sum(1, keepdim=True) / own.unsqueeze(1)
+                    means[name] = torch.where(there, mean, average)
         return means
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:

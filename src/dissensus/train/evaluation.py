@@ -133,8 +133,16 @@ class Validation:
             log.warning("the validation metric of epoch %d is not finite in every run", engine.state.epoch + 1)
         numbers = {name: part for name, part in parts.items() if part.ndim == 1}
         for name, measure in (self.settings.track or {}).items():
-            numbers[name] = torch.tensor([float(measure(outputs[r], y[r])) for r in range(engine.runs)])
+            own = [float(measure(engine.own_outputs(outputs, r), y[r])) for r in range(engine.runs)]
+            numbers[name] = torch.tensor(own)
         return values.reshape(-1).cpu(), {name: part.cpu() for name, part in numbers.items()}
+
+    @torch.no_grad()
+    def outputs(self, engine: Engine) -> tuple[Tensor, Tensor]:
+        """Outputs ``[R, M, N, C]`` with the present weights, and targets ``[R, N, ...]``."""
+        engine.body.eval()
+        outputs, y, _ = self._outputs(engine)
+        return outputs, y
 
     def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor, Tensor | None]:
         """Outputs ``[R, M, N, C]``, targets ``[R, N, ...]`` and weights ``[R, N, ...]``."""
@@ -189,13 +197,15 @@ class Validation:
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         metric = self.settings.metric
         if metric is not None:
-            numbers = [torch.as_tensor(metric(outputs[r], y[r])) for r in range(engine.runs)]
+            numbers = [torch.as_tensor(metric(engine.own_outputs(outputs, r), y[r])) for r in range(engine.runs)]
             return torch.stack([self._checked(value, engine.members) for value in numbers]), {}
         hyper = self._hyper(engine)
         beside = {} if weights is None else {EXAMPLE_WEIGHTS: weights}
         total, parts = (self.losses or engine.losses)(outputs, y, {**hyper, **beside})
         if CLASS_WEIGHTS in hyper:
             beside[CLASS_WEIGHTS] = hyper[CLASS_WEIGHTS]
+        if engine.state.settings.own_members is not None:
+            beside["member_weights"] = hyper["weights"]
         values = self._pooled(outputs, y, parts, beside)
         if values is None and self.settings.per_member:
             fix = "Add it to the parts, or pass `metric`."

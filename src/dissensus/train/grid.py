@@ -105,7 +105,7 @@ def runs_of(
     grid: Grid, build: Callable[..., Any], objective: Callable[..., Any], defaults: Mapping[str, Any], folds: int = 1
 ) -> list[Run]:
     """Every run of a grid; a key that nothing takes is refused with the nearest one that something does."""
-    of_objective, of_build = hyperparameters(objective), _free_parameters(build)
+    of_objective, of_build = hyperparameters(objective), free_parameters(build)
     sweepable = declaration(objective).sweepable
     known = [*PER_RUN, *SHARED, *SEEDS, *SHAPES, FOLD, *of_objective, *of_build]
     runs: list[Run] = []
@@ -155,7 +155,7 @@ def _fold(point: Mapping[str, Any], folds: int) -> int:
     return fold
 
 
-def _free_parameters(function: Callable[..., Any]) -> list[str]:
+def free_parameters(function: Callable[..., Any]) -> list[str]:
     """Keywords of a builder that no ``partial`` has bound."""
     _, bound = unwrapped(function)
     parameters = inspect.signature(function).parameters.values()

@@ -27,6 +27,18 @@ class Start(NamedTuple):
     ``member`` in a sequential training and ``twin`` in a training with a twin."""
 
 
+class Rung(NamedTuple):
+    """The end of an epoch that all runs of a sweep have reached, for callbacks that have a method ``on_rung``."""
+
+    epoch: int
+    """Counted from 1."""
+    entries: list[Entry]
+    """The entries of all runs that are still in training, of every shape, in the order of the grid."""
+    outputs: Callable[[], list[tuple[Tensor, Tensor] | None]]
+    """Computes member outputs ``[M, N, ...]`` on validation data and its targets, one pair per entry, with the weights
+    of this epoch; None without validation data."""
+
+
 class Stop(NamedTuple):
     """A run that a callback has stopped."""
 
@@ -67,6 +79,11 @@ class Callbacks:
         return replace(self, places=[{"run": number, "point": dict(points[number])} for number in numbers])
 
     @property
+    def see_runs(self) -> bool:
+        """Whether any of them sees all runs of an epoch."""
+        return any(_method(listener, "on_runs") is not None for listener in self.listeners)
+
+    @property
     def see_steps(self) -> bool:
         """Whether any callback wants the numbers of every step."""
         return any(_method(listener, "on_step") is not None for listener in self.listeners)
@@ -90,9 +107,30 @@ class Callbacks:
         for listener in self.listeners:
             method = _method(listener, "on_runs")
             if method is not None:
-                answer = method([_copied(self._placed(run, entry)) for run, entry in entries.items()])
-                for place in _places(answer, len(numbers), listener):
+                answer = method(self.placed(entries))
+                for place in _places(answer, len(numbers), listener, "on_runs"):
                     stopped.setdefault(numbers[place], name_of(listener))
+        return stopped
+
+    def placed(self, entries: Mapping[int, Entry]) -> list[Entry]:
+        """Copies of entries, each with the place of its run."""
+        return [_copied(self._placed(run, entry)) for run, entry in entries.items()]
+
+    @property
+    def rungs(self) -> list[int]:
+        """Epochs at which all runs of a sweep wait for each other, in rising order."""
+        wanted = [rung for listener in self.listeners for rung in _rungs(listener)]
+        return sorted(set(wanted))
+
+    def rung(self, rung: Rung) -> dict[int, str]:
+        """Give callbacks a rung that is theirs; return the places among its entries that they stop, and who."""
+        stopped: dict[int, str] = {}
+        for listener in self.listeners:
+            method = _method(listener, "on_rung")
+            if method is not None and rung.epoch in _rungs(listener):
+                answer = method(rung._replace(entries=[_copied(entry) for entry in rung.entries]))
+                for place in _places(answer, len(rung.entries), listener, "on_rung"):
+                    stopped.setdefault(place, name_of(listener))
         return stopped
 
     def step(self, run: int, entry: Entry) -> str | None:
@@ -126,11 +164,22 @@ def _stops(answer: object) -> bool:
     return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
-def _places(answer: object, runs: int, listener: object) -> list[int]:
-    """The places in the list of entries that an answer of ``on_runs`` names."""
+def _rungs(listener: Any) -> list[int]:
+    """The epochs at which a callback wants to compare all runs of a sweep."""
+    if _method(listener, "on_rung") is None:
+        return []
+    rungs = getattr(listener, "rungs", None)
+    if not isinstance(rungs, Iterable) or isinstance(rungs, str | bytes):
+        fix = f"Set {name_of(listener)}.rungs = [3, 9]."
+        checks.refuse("callbacks", "have `rungs`, a list of epochs, beside on_rung", repr(rungs), fix, TypeError)
+    return [checks.count("rungs", rung) for rung in rungs]
+
+
+def _places(answer: object, runs: int, listener: object, method: str) -> list[int]:
+    """The places in the list of entries that an answer of ``on_runs`` or ``on_rung`` names."""
     if answer is None:
         return []
-    requirement = f"return None or places in its list of {runs} entries from on_runs"
+    requirement = f"return None or places in its list of {runs} entries from {method}"
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes):
         checks.refuse("callbacks", requirement, f"{answer!r} from {name_of(listener)}", error=TypeError)
     places = list(answer)
@@ -141,7 +190,7 @@ def _places(answer: object, runs: int, listener: object) -> list[int]:
     return [int(place) for place in places]
 
 
-_METHODS = ("on_epoch", "on_step", "on_runs")
+_METHODS = ("on_epoch", "on_step", "on_runs", "on_rung")
 
 
 def _method(listener: Any, name: str) -> Callable[..., Any] | None:
@@ -163,6 +212,7 @@ def _check(listener: object) -> None:
             # Told now, not at the end of the first epoch.
             got = f"{name_of(method)}{signature}"
             _refuse(got, f"Use def {name}(self, entry) in a class, or def {name_of(method)}(entry).")
+    _rungs(listener)
 
 
 def _unfit(method: Callable[..., Any]) -> inspect.Signature | None:

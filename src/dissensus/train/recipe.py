@@ -4,7 +4,7 @@ import functools
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +66,8 @@ from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import PrecisionSettings, numerics, several_dtypes
-from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
+from dissensus.train.padded_runs import PaddedRuns, differ
+from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask, shared_matrix_columns
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
@@ -119,6 +120,19 @@ class NewMembers:
         body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
         if len(seeds) == 1 < len(runs) and body.shared_trainable():
             body.attach_shared(body.shared_packed().repeat(len(runs), 1))
+        return self._placed(body, dtype)
+
+    def padded(self, runs: Sequence[Run], dtype: torch.dtype) -> PaddedRuns:
+        """Stacked members of runs that differ in the shapes of their members, or in their number."""
+        try:
+            result = PaddedRuns.of(self.build, runs)
+        except DifferentMembers as reason:
+            raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
+        check_real(result.body.trainable())
+        return replace(result, body=self._placed(result.body, dtype))
+
+    def _placed(self, body: StackedMembers, dtype: torch.dtype) -> StackedMembers:
+        """Members in the dtype of the data, on the device."""
         dtypes = {parameter.dtype for parameter in body.parameters() if parameter.is_floating_point()}
         if dtype.is_floating_point and len(dtypes) == 1 and dtypes != {dtype}:
             body = body.to(dtype)
@@ -267,15 +281,15 @@ class Recipe:
             "freeze": self.freeze,
             "frozen": list(self.frozen) or None,
             "active_members": self.active_members,
-            "recompute": self.updates.recompute or None,
-            "optimizer": "a callable" if self.optimizer.make else "'muon'" if self.optimizer.name == "muon" else None,
+            "optimizer": "a callable" if self.optimizer.make else None,
         }
         for name, value in refused.items():
             if value is not None:
                 fix = "It would move, or keep, what belongs to all members. Freeze what is shared, or leave this out."
                 requirement = "be left out where members share parameters that are trained"
                 if name == "optimizer":
-                    requirement, fix = "be 'sgd', 'adam', 'adamw' or 'lion' where members share trained parameters", ""
+                    requirement = "be a name, such as 'adamw', where members share trained parameters"
+                    fix = "A callable makes an optimizer for the parameters of one member."
                 checks.refuse(name, requirement, str(value), fix)
         for run in self.runs:
             for name, value in run.optimizer.items():
@@ -429,7 +443,10 @@ class Recipe:
         schedule = schedules.resolved(self.optimizer.schedule)
         updates = -(-self.steps_per_epoch(runs[0]) // self.updates.accumulate)
         schedules.check(schedule, updates, self.epochs)
-        body = self.initial.body(runs, self._input_dtype())
+        padded = None
+        if isinstance(self.initial, NewMembers) and differ(runs):
+            padded = self.initial.padded(runs, self._input_dtype())
+        body = self.initial.body(runs, self._input_dtype()) if padded is None else padded.body
         own = slice(None) if ranks is None else ranks.own
         if ranks is not None and len(body) == ranks.members > own.stop - own.start:
             body = body.subset(range(len(body))[own])
@@ -444,14 +461,16 @@ class Recipe:
             body.choices = choices
         initial = None if checkpoint is None else initial_weights(body, ranks)
         check_bootstrap(objective, self.batches.bootstrap, body)
-        state = self._state(runs, varying, body, self._class_weights(runs, rows), ranks)
+        state = self._state(runs, varying, body, self._class_weights(runs, rows), ranks, padded)
         known = trained_loss(objective)
         loss = None if known is None else known.loss
         losses, unsmoothed = (
             over_runs(weighted(_with_keywords(objective, shared), self.targets, loss, smooth=smooth), len(runs))
             for smooth in (True, False)
         )
-        body.set_keys(self.initial.owners(runs)[own])
+        members = max(run.members for run in runs)
+        owners = self.initial.owners([replace(run, members=members) for run in runs])  # of rows of padding, too
+        body.set_keys(owners[own])
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
         checkpointer = None
         if checkpoint is not None:
@@ -486,6 +505,8 @@ class Recipe:
             # Gradients of shared parameters come from all members together.
             memory_limit=limit if len(runs) == 1 and state.shared is None and ranks is None else None,
             seeds=[run.seed for run in runs],
+            own_members=() if state.settings.own_members is None else [run.members for run in runs],
+            padded=padded,
             progress=progress,
             callbacks=callbacks,
             checkpointer=checkpointer,
@@ -572,9 +593,10 @@ class Recipe:
         body: Body,
         class_weights: Tensor | None,
         ranks: Ranks | None = None,
+        padded: PaddedRuns | None = None,
     ) -> TrainState:
         """The state of some runs before their first step."""
-        members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
+        members, seeds, device = max(run.members for run in runs), [run.seed for run in runs], self.initial.device
         flat = body.packed()
         if self._pair is not None and Conversion.of(body).exact:
             check_dtype(self._pair[0], flat.dtype)
@@ -591,6 +613,10 @@ class Recipe:
         momentum = optimizer.momentum
         if ranks is not None:  # whether there is a velocity is the same in all processes
             momentum = ranks.gathered(momentum)
+        of_objective = {name: flat.new_tensor(values) for name, values in hyper.items()}
+        shares = None if padded is None else padded.weights(flat)
+        if shares is not None:
+            of_objective["weights"] = shares
         state = TrainState(
             body=body,
             flat=flat,
@@ -598,7 +624,8 @@ class Recipe:
             settings=RunSettings(
                 optimizer=optimizer,
                 clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, len(flat), flat),
-                hyper={name: flat.new_tensor(values) for name, values in hyper.items()},
+                hyper=of_objective,
+                own_members=None if shares is None else flat.new_tensor([run.members for run in runs]),
                 class_weights=None
                 if class_weights is None
                 else class_weights.to(device, torch.promote_types(flat.dtype, torch.float32)),
@@ -617,6 +644,7 @@ class Recipe:
             stopping=None
             if self.validation is None
             else EarlyStopping(body, flat, len(flat) // len(runs), self.validation_settings),
+            held=[] if padded is None else padded.held_columns(flat, decays=optimizer.decays),
             freezing=Freezing.of(self.freeze, members, self.active_members),
         )
         state.resting = not bool(active.all())  # members of other processes count too
@@ -630,6 +658,7 @@ class Recipe:
             return None
         rows, settings = body.shared_packed(), self.optimizer
         own = [self.shared.of_run(run.shared) for run in runs]
+        matrices = shared_matrix_columns(body, rows) if settings.name == "muon" else None
         hyper = {name: [run.optimizer[name] for run in runs] for name in runs[0].optimizer if name != "clip_norm"}
         hyper["lr"] = [run.optimizer["lr"] if one.lr is None else one.lr for run, one in zip(runs, own, strict=True)]
         columns = optim.settings(
@@ -638,13 +667,14 @@ class Recipe:
             rows,
             nesterov=bool(settings.nesterov),
             decayed=shared_decay_mask(body, rows, settings.no_decay),
+            matrices=matrices,
         )
         given = [one.clip_norm or run.optimizer.get("clip_norm") for run, one in zip(runs, own, strict=True)]
         clip_norm = [largest for largest in given if largest is not None]  # all or none, as in `grouped`
         return SharedWeights(
             flat=rows,
             settings=columns,
-            moments=optim.initial_moments(str(settings.name), rows, columns.momentum),
+            moments=optim.initial_moments(str(settings.name), rows, columns.momentum, matrices),
             clip_norm=optim.column("clip_norm", clip_norm, len(runs), rows) if clip_norm else None,
             scale=1 / runs[0].members if self.shared.gradient == "mean" else 1.0,
             ema=self.updates.ema,

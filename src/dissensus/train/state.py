@@ -22,6 +22,7 @@ from dissensus.train.history import Failure
 from dissensus.train.member_optimizers import MemberOptimizers
 from dissensus.train.memory import MemoryPlan
 from dissensus.train.notification import Stop
+from dissensus.train.padded_runs import HeldColumns
 from dissensus.train.python_state import PythonState
 from dissensus.train.sampling import MemberSampling
 from dissensus.train.shared_weights import SharedWeights
@@ -38,14 +39,16 @@ class RunSettings:
     optimizer: optim.OptimizerColumns
     clip_norm: Float[Tensor, "G 1"] | None = None
     """The largest norm of each row's gradient."""
-    hyper: Mapping[str, Float[Tensor, " R"]] = field(default_factory=dict)
-    """The objective's hyperparameters that differ between runs."""
+    hyper: Mapping[str, Float[Tensor, "R *M"]] = field(default_factory=dict)
+    """The objective's hyperparameters that differ between runs, and weights of members where some are padding."""
     class_weights: Float[Tensor, "R K"] | None = None
     """The weights of classes; None where all classes count the same."""
     draw_keys: Int[Tensor, " R"] | None = None
     """Keys of the random numbers of an objective that draws; None for other objectives."""
     sampling: MemberSampling | None = None
     """Samples the members of every step; None where all members take all steps."""
+    own_members: Float[Tensor, " R"] | None = None
+    """The number of members of each run, where the others of its rows are padding; None where there is none."""
 
     @property
     def of_objective(self) -> Mapping[str, Tensor]:
@@ -63,6 +66,7 @@ class RunSettings:
             else self.class_weights[runs.to(self.class_weights.device)],
             draw_keys=None if self.draw_keys is None else self.draw_keys[runs.to(self.draw_keys.device)],
             sampling=None if self.sampling is None else self.sampling.select(runs),
+            own_members=None if self.own_members is None else self.own_members[runs.to(self.own_members.device)],
         )
 
 
@@ -94,6 +98,8 @@ class TrainState:
     shared: SharedWeights | None = None
     """Trainable parameters that the members of a single run share."""
     stopping: EarlyStopping | None = None
+    held: list[HeldColumns] = field(default_factory=list)
+    """Columns that are the identity in some rows, because other runs have more layers."""
     freezing: Freezing | None = None
     """Freezes members of a single run that have converged."""
     python: dict[str, PythonState] = field(default_factory=dict)
@@ -128,7 +134,7 @@ class TrainState:
     """The members that the latest step has sampled."""
     step_weight: Tensor | None = field(default=None, init=False)
     """The summed weight of the latest step's examples, ``[R]`` or ``[R, M]``; None where all count the same."""
-    members_summed: int = field(init=False)
+    members_summed: int | Float[Tensor, " R"] = field(init=False)
     """Members that the objective's total is a sum over: those of a run, or the masks of its networks."""
     seconds: float = 0.0
     """Training time before the latest start."""
@@ -310,6 +316,7 @@ class TrainState:
                 average.select(rows)
         self.epoch_buffers = selected_rows(self.epoch_buffers, rows)
         self.active = self.active[rows]
+        self.held = [columns.select(rows) for columns in self.held]
         self.settings = self.settings.select(runs, rows)
         self.run_ids = [run for run, selected in zip(self.run_ids, runs.tolist(), strict=True) if selected]
         self.sums = {}

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +25,16 @@ from dissensus.execution.sharing import Shared
 from dissensus.randomness import drawn_seed, seeded
 from dissensus.storage import OtherFormat, StorageError, read_folder, read_record, write_folder, write_record
 from dissensus.train.bar import displayed
-from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
+from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train, train_in_step
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import OnProgress, Progress
 from dissensus.train.member_optimizers import MakeOptimizer
-from dissensus.train.notification import Callbacks
+from dissensus.train.notification import Callbacks, Rung
 from dissensus.train.numerics import Precision, PrecisionSettings
+from dissensus.train.padded_runs import PaddedRuns, differ
+from dissensus.train.padding import Padding, merged, padded_share
 from dissensus.train.probing import probe
 from dissensus.train.python_state import PythonState, sources_at_beginning
 from dissensus.train.recipe import NewMembers, Recipe
@@ -108,6 +110,7 @@ def sweep(
     shared_gradient: Literal["mean", "sum"] = "mean",
     device: str | torch.device | None = None,
     max_memory: int | None = None,
+    padding: bool | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float | None = None,
@@ -189,6 +192,11 @@ def sweep(
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
             or half of the machine's memory. If not all runs fit, they are trained in parts, one after another. If not
             even one run fits, its members are processed in groups.
+        padding: Whether runs whose networks differ in width, depth or number train in one computation, padded with
+            units, layers and members that are zero. Results are those of separate trainings, to rounding. ``"auto"``
+            does it where it is faster; True does it with all of them, or refuses. It takes networks of linear layers
+            with functions f(0) = 0 between them, such as ReLU; depths may differ where each layer is followed by a
+            ReLU alone, and numbers of members with the objectives `independent` and `augmented`.
         checkpoint: Folder for checkpoints, with which an interrupted sweep can be resumed.
         resume: Whether to resume the sweep in ``checkpoint``. It starts from the beginning if there is none.
         checkpoint_seconds: See `dissensus.fit`.
@@ -196,7 +204,8 @@ def sweep(
             `dissensus.fit`.
         callbacks: See `dissensus.fit`. They are called once per run, and entries begin with ``run``, the number of the
             run, and ``point``, its point of the grid. A callback that returns True stops that run; the others go on. A
-            run that is stopped by ``on_step`` costs until the end of the epoch.
+            run that is stopped by ``on_step`` costs until the end of the epoch. With a callback that has ``on_rung``,
+            the weights of all runs are held at once.
         seed: Seed of every run. The grid takes precedence. None draws one seed for all runs from torch's generator.
 
     Returns:
@@ -213,6 +222,10 @@ def sweep(
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     refuse_iterator(data, "checks and for runs that are not trained together")
     listeners = Callbacks.of(callbacks)
+    if padding is not True and padding is not False and padding != "auto":
+        checks.refuse("padding", "be True, False or 'auto'", repr(padding))
+    if padding == "auto" and listeners is not None and listeners.see_runs:
+        padding = False  # which runs they see must not depend on what is faster
     seed = drawn_seed() if seed is None else checks.count("seed", seed, 0)
     settings = OptimizerSettings(optimizer, nesterov, betas, eps, schedule, no_decay)  # pyright: ignore[reportArgumentType]
     defaults = {
@@ -267,25 +280,90 @@ def sweep(
     outcomes: dict[int, Outcome] = {}
     with displayed(progress) as display, reserved(recipe.checkpoint):
         sources = sources_at_beginning(initial.device, recipe.data, recipe.unlabelled, recipe.validation)
-        parts = _parts(recipe)
+        parts = _parts(recipe, padding)
         if sources is not None and recipe.checkpoint is not None:
             _keep_beginning(sources, recipe.checkpoint)
-        for part in parts:
-            if sources is not None:
-                sources.rewind()  # every part reads what a separate training with new sources would
-            with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
-                engine = part.engine(recipe, display.progress, listeners)
-            train(engine)
+        rungs = [] if listeners is None else [rung for rung in listeners.rungs if rung < recipe.epochs]
+        if listeners is None or not rungs:
+            engines = _in_turn(recipe, parts, sources, display.progress, listeners)
+        else:
+            engines = _in_step(recipe, parts, rungs, display.progress, listeners)
+        for part, engine in engines:
             engine.body.eval()
             engine.body.recompute = False
             runs = [recipe.runs[number] for number in part.numbers]
             seeds = [run.seed for run in runs]
-            groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))
+            if engine.padded is None:
+                groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))
+            else:
+                groups += _own_groups(engine.padded, engine, part.numbers, seeds, on_all=on_all)
             outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
         points, ends = [run.point for run in recipe.runs], [outcomes[number] for number in range(len(outcomes))]
         result = Sweep(points, ends, groups, recipe.validation_settings.mode or "min")
         display.summary = str(result)
     return result
+
+
+def _in_turn(
+    recipe: Recipe,
+    parts: Sequence["Part"],
+    sources: PythonState | None,
+    progress: OnProgress | None,
+    listeners: Callbacks | None,
+) -> Iterator[tuple["Part", Engine]]:
+    """Train parts one after another."""
+    for part in parts:
+        if sources is not None:
+            sources.rewind()  # every part reads what a separate training with new sources would
+        with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
+            engine = part.engine(recipe, progress, listeners)
+        train(engine)
+        yield part, engine
+
+
+def _in_step(
+    recipe: Recipe, parts: Sequence["Part"], rungs: Sequence[int], progress: OnProgress | None, listeners: Callbacks
+) -> list[tuple["Part", Engine]]:
+    """Train all parts from rung to rung, so that callbacks can compare runs of all shapes; weights of all are held."""
+    if len(parts) > 1 and is_source(recipe.data):
+        fix = "Give tensors, or settings with which all runs have the same shapes and fit into memory."
+        checks.refuse(
+            "data", "be in memory where runs of several shapes wait for each other", "a source of batches", fix
+        )
+    engines: list[Engine] = []
+    steps = [0] * len(parts)
+
+    def summed(place: int, moment: Progress) -> None:
+        steps[place] = moment.step
+        assert progress is not None
+        progress(replace(moment, step=sum(steps)))
+
+    for place, part in enumerate(parts):
+        own = None if progress is None else functools.partial(summed, place)
+        with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
+            engines.append(replace(part, steps_before=0).engine(recipe, own, listeners))
+
+    def compare(rung: int) -> None:
+        waiting: list[tuple[int, Engine, int, Any]] = []
+        for part, engine in zip(parts, engines, strict=True):
+            if engine.state.epoch == rung and engine.callbacks is not None:  # one that was resumed may be ahead
+                entries = engine.latest_entries()
+                placed = engine.callbacks.placed(entries)
+                waiting += [(part.numbers[run], engine, run, at) for run, at in zip(entries, placed, strict=True)]
+        waiting.sort(key=lambda item: item[0])
+
+        def outputs() -> list[Any]:
+            each = {id(engine): engine.validation_outputs() for engine in {id(e): e for _, e, *_ in waiting}.values()}
+            return [each[id(engine)].get(run) for _, engine, run, _ in waiting]
+
+        stopped = listeners.rung(Rung(rung, [entry for *_, entry in waiting], outputs)) if waiting else {}
+        for engine in engines:
+            own = {waiting[place][2]: by for place, by in stopped.items() if waiting[place][1] is engine}
+            if own:
+                engine.stop_runs(own)
+
+    train_in_step(engines, rungs, compare)
+    return list(zip(parts, engines, strict=True))
 
 
 def _keep_beginning(sources: PythonState, checkpoint: CheckpointSettings) -> None:
@@ -334,13 +412,26 @@ class Part:
         )
 
 
-def _parts(recipe: Recipe) -> list[Part]:
+def _own_groups(
+    padded: PaddedRuns, engine: Engine, numbers: list[int], seeds: list[int], *, on_all: bool
+) -> list[Group]:
+    """Runs that were trained together as groups of their own shapes."""
+    return [
+        Group([numbers[i] for i in own.runs], body, own.members, own.build, [seeds[i] for i in own.runs], on_all)
+        for own, body in padded.unpadded(engine.body)
+    ]
+
+
+def _parts(recipe: Recipe, padding: Padding) -> list[Part]:
     """The parts of a sweep, in the order of their training."""
-    planned = _planned(recipe)
-    group_of = {
+    planned = _planned(recipe, padding)
+    shapes = {
         number: place for place, group in enumerate(grouped(recipe.runs, recipe.training_sizes())) for number in group
     }
-    choices = {place: Choices() for place in group_of.values()}
+    together = {frozenset(shapes[number] for number in numbers): None for numbers in planned}
+    places = {group: place for place, group in enumerate(together)}
+    group_of = {numbers[0]: places[frozenset(shapes[number] for number in numbers)] for numbers in planned}
+    choices = {place: Choices() for place in places.values()}
     steps = [recipe.steps(numbers[0]) for numbers in planned]
     return [
         Part(
@@ -355,14 +446,14 @@ def _parts(recipe: Recipe) -> list[Part]:
     ]
 
 
-def _planned(recipe: Recipe) -> list[list[int]]:
+def _planned(recipe: Recipe, padding: Padding) -> list[list[int]]:
     """Groups of runs of one shape, cut to parts that fit into memory; the plan is stored with the checkpoints."""
     file = None if recipe.checkpoint is None else recipe.checkpoint.folder / "plan.json"
     fingerprint = None if file is None else recipe.fingerprint  # before the objective is tried, which it may count
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
-    for group in grouped(recipe.runs, recipe.training_sizes()):
+    for group in merged(recipe, grouped(recipe.runs, recipe.training_sizes()), padding):
         with advising(functools.partial(_out_of_memory, recipe, group[:1])):
             at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
@@ -376,6 +467,8 @@ def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
     engine = recipe.engine(group[:1])
     tell_of_split(engine.body, recipe.objective)
     size = engine.memory_needs(next(engine.feed.epoch(0))).whole
+    if differ([recipe.runs[number] for number in group]):
+        size = int(size * padded_share(recipe, group))
     pair = as_pair(recipe.data)
     metric = recipe.validation_settings.metric
     probe(

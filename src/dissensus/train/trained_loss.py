@@ -31,13 +31,22 @@ class TrainedLoss(NamedTuple):
     declared: bool
     """Whether the objective has a declaration, which vouches for its loss and pool."""
 
-    def __call__(self, outputs: Tensor, targets: Tensor, *, example_weights: Tensor | None = None) -> LossParts:
+    def __call__(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        *,
+        example_weights: Tensor | None = None,
+        member_weights: Tensor | None = None,
+    ) -> LossParts:
         """The loss of the pooled prediction as ``total``, and ``member_loss`` ``[M]``; both are means over B.
 
-        Dense outputs are ``[M, B, C, *S]``, with means over all positions.
+        Dense outputs are ``[M, B, C, *S]``, with means over all positions. ``member_weights`` take the place of the
+        objective's own.
         """
         outputs, targets, example_weights = examples(outputs, targets, example_weights)
-        weights = None if self.weights is None else checks.member_weights(self.weights, len(outputs), outputs)
+        given = self.weights if member_weights is None else member_weights
+        weights = None if given is None else checks.member_weights(given, len(outputs), outputs)
         member, ensemble = member_and_ensemble_loss(outputs, targets, loss=self.loss, pool=self.pool, weights=weights)
         parts = {"member_loss": losses.batch_mean(member, example_weights)}
         return LossParts(losses.batch_mean(ensemble, example_weights), parts)

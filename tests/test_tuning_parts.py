@@ -1,0 +1,367 @@
+"""Parts of a search: brackets, spaces, splits, ties, intervals, metrics, proposals, sentences."""
+
+import math
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dissensus as ds
+from dissensus.train import Candidate, Range
+from dissensus.train.trained_loss import trained_loss
+from dissensus.train.tuning.brackets import bracket_of, halving, hyperband, most_halvings
+from dissensus.train.tuning.choosing import Gain, gain_of, is_tie, resampled_interval
+from dissensus.train.tuning.proposing import Seen, comparable, proposed_parameters, random_parameters, store
+from dissensus.train.tuning.scoring import Scorer, scorer_of
+from dissensus.train.tuning.sentence import gain_words, sentence_of
+from dissensus.train.tuning.space import Axis, all_parameters, point_of, size_of, space_of
+from dissensus.train.tuning.splitting import repeated_splits
+
+
+@pytest.mark.parametrize(("epochs", "factor"), [(81, 3), (27, 3), (100, 3), (64, 4), (16, 2), (1, 3), (2, 3)])
+def test_hyperband_has_the_brackets_of_the_paper(epochs, factor):
+    """Li et al. (2018), Algorithm 1, with R = epochs and η = factor, in their own words."""
+    s_max = 0
+    while factor ** (s_max + 1) <= epochs:
+        s_max += 1
+    budget = (s_max + 1) * epochs
+    brackets = hyperband(epochs, factor)
+    assert len(brackets) == s_max + 1
+    for bracket, s in zip(brackets, range(s_max, -1, -1), strict=True):
+        n = math.ceil(budget / epochs * factor**s / (s + 1))
+        r = epochs / factor**s
+        for i in range(s + 1):
+            assert bracket.sizes[i] == max(1, n // factor**i)
+            assert bracket.rungs[i] == (epochs if i == s else round(r * factor**i))
+
+
+def test_a_bracket_costs_the_epochs_between_its_rungs():
+    assert bracket_of(9, 9, 3, 2).cost == 9 * 1 + 3 * 2 + 1 * 6
+    assert halving(1, 5).cost == 5
+
+
+def test_halvings_are_limited_by_epochs_and_by_candidates():
+    assert halving(100, 4).rungs == (1, 4)
+    assert halving(100, 81, 3, first=9).rungs == (9, 27, 81)
+    assert halving(3, 81).rungs == (27, 81)
+    assert halving(1, 81).sizes == (1,)
+    assert most_halvings(9, 3, 9) == 0
+
+
+def test_rungs_rise_and_end_with_whole_trainings():
+    for epochs in (1, 2, 3, 5, 10, 31):
+        for factor in (1.5, 2, 3, 4.7):
+            for candidates in (1, 2, 7, 50):
+                bracket = halving(candidates, epochs, factor)
+                assert bracket.rungs[-1] == epochs
+                assert list(bracket.rungs) == sorted(set(bracket.rungs))
+                assert list(bracket.sizes) == sorted(bracket.sizes, reverse=True)
+                assert bracket.sizes[0] == candidates
+                assert bracket.sizes[-1] >= 1
+
+
+def test_spaces_take_lists_ranges_arrays_and_distributions():
+    class Uniform:
+        def ppf(self, q):
+            return np.float64(10 * q)
+
+    space = space_of(
+        {"a": [0, 0.5], "b": range(2, 5), "c": np.array([1.0, 2.0]), "d": Range(1, 9), "e": Uniform()}, "abcde", []
+    )
+    assert [axis.choices for axis in space[:3]] == [(0, 0.5), (2, 3, 4), (1.0, 2.0)]
+    assert point_of(space, {"a": 1, "b": 0, "c": 1, "d": 0.5, "e": 0.3}) == {"a": 0.5, "b": 2, "c": 2.0, "d": 5, "e": 3}
+    assert size_of(space) is None
+    assert size_of(space[:3]) == len(all_parameters(space[:3])) == 12
+
+
+def test_optuna_distributions_are_spaces():
+    optuna = pytest.importorskip("optuna")
+    d = optuna.distributions
+    space = space_of(
+        {
+            "lr": d.FloatDistribution(1e-4, 1e-2, log=True),
+            "members": d.IntDistribution(2, 6),
+            "pool": d.CategoricalDistribution(["score", "probability"]),
+        },
+        ["lr", "members", "pool"],
+        [],
+    )
+    assert space[0].distribution == Range(1e-4, 1e-2, log=True)
+    assert space[1].distribution == Range(2, 6, integer=True)
+    assert space[2].choices == ("score", "probability")
+    with pytest.raises(ValueError, match="without steps"):
+        space_of({"lr": d.FloatDistribution(0, 1, step=0.5)}, ["lr"], [])
+
+
+def test_whole_numbers_of_a_range_are_equally_likely():
+    values = [Range(2, 5, integer=True).at((i + 0.5) / 400) for i in range(400)]
+    assert {value: values.count(value) for value in set(values)} == {2: 100, 3: 100, 4: 100, 5: 100}
+    assert Range(2, 5, integer=True).at(0.0) == 2
+    assert Range(2, 5, integer=True).at(1.0) == 5
+    assert Range(1, 100, log=True).at(0.5) == pytest.approx(10)
+    assert {Range(1, 64, log=True, integer=True).at(i / 99) for i in range(100)} >= {1, 2, 4, 64}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({}, "map names of settings"),
+        ([("beta", [0])], "map names of settings"),
+        ({"beta": []}, "one value or more"),
+        ({"beta": 0.5}, r"Use \[0.5\]"),
+        ({"beta": "0.5"}, "map 'beta' to a list"),
+        ({"beta": [0.1, 0.1]}, "values that differ"),
+        ({"beta": [0, math.nan]}, "finite numbers"),
+        ({"bta": [0]}, "beta"),
+        ({"seed": [0, 1]}, "leave seeds and splits"),
+        ({"fold": [0, 1]}, "leave seeds and splits"),
+    ],
+)
+def test_a_space_that_cannot_be_is_refused(space, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        space_of(space, ["beta", "lr"], ["seed", "fold"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, 1), "low < high"),
+        ((2, 1), "low < high"),
+        ((0, 1, True), "above zero"),
+        ((math.nan, 1), "low"),
+        ((0, math.inf), "high"),
+        ((0.5, 2, False, True), "whole numbers"),
+    ],
+)
+def test_a_range_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Range(*arguments)
+
+
+def test_splits_share_no_row_between_their_parts_and_differ():
+    y = torch.randn(50, 1)
+    splits = repeated_splits(y, ds.data.Split(0.25), 0.2, 3, 0)
+    for rows in splits:
+        assert (len(rows.test), len(rows.validation), len(rows.train)) == (10, 10, 30)
+        assert sorted(torch.cat(rows).tolist()) == list(range(50))
+    assert len({tuple(rows.test.tolist()) for rows in splits}) == 3
+    again = repeated_splits(y, ds.data.Split(0.25), 0.2, 3, 0)
+    assert all(torch.equal(a.test, b.test) for a, b in zip(splits, again, strict=True))
+    other = repeated_splits(y, ds.data.Split(0.25), 0.2, 3, 1)
+    assert not torch.equal(other[0].test, splits[0].test)
+
+
+def test_no_group_is_in_two_parts_and_all_splits_have_as_many_rows():
+    groups = torch.arange(60).div(5, rounding_mode="floor")
+    groups[:3] = 50  # groups of several sizes
+    splits = repeated_splits(torch.randn(60, 1), ds.data.Split(0.25, groups=groups), 0.25, 4, 0)
+    assert len({tuple(map(len, rows)) for rows in splits}) == 1
+    for rows in splits:
+        parts = [set(groups[part].tolist()) for part in rows]
+        assert not parts[0] & parts[1]
+        assert not parts[0] & parts[2]
+        assert not parts[1] & parts[2]
+
+
+def test_classes_keep_their_shares_in_every_part():
+    labels = torch.tensor([0] * 40 + [1] * 20)
+    for rows in repeated_splits(labels, ds.data.Split(0.25), 0.2, 2, 0):
+        assert labels[rows.test].tolist().count(1) == 4
+        assert labels[rows.validation].tolist().count(1) == 4
+
+
+def test_several_splits_by_time_are_refused():
+    split = ds.data.Split(0.2, time=torch.arange(20))
+    with pytest.raises(ValueError, match="Use splits=1"):
+        repeated_splits(torch.randn(20, 1), split, 0.2, 2, 0)
+    (rows,) = repeated_splits(torch.randn(20, 1), split, 0.2, 1, 0)
+    assert rows.test.tolist() == [16, 17, 18, 19]
+    assert rows.validation.tolist() == [13, 14, 15]
+
+
+def test_the_interval_is_nadeau_and_bengio_s():
+    """By hand: mean ± t₀.₉₇₅,₃ √((1/4 + 20/80) s²), where Student's t with 3 degrees of freedom has 3.182446."""
+    differences = [0.3, 0.1, -0.2, 0.6]
+    mean = 0.2
+    s2 = (0.1**2 + 0.1**2 + 0.4**2 + 0.4**2) / 3
+    half = 3.182446 * math.sqrt((1 / 4 + 20 / 80) * s2)
+    value, low, high = resampled_interval(differences, train=80, test=20)
+    assert value == pytest.approx(mean)
+    assert low == pytest.approx(mean - half, rel=1e-5)
+    assert high == pytest.approx(mean + half, rel=1e-5)
+
+
+def test_the_corrected_interval_is_wider_than_that_of_independent_splits():
+    wide, narrow = (resampled_interval([1.0, 2.0, 4.0], train=80, test=test) for test in (20, 0))
+    assert wide.high - wide.low > 1.2 * (narrow.high - narrow.low)
+
+
+def test_one_split_has_no_interval():
+    value, low, high = resampled_interval([0.5], 80, 20)
+    assert value == 0.5
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
+def test_a_tie_is_an_advantage_of_at_most_one_standard_error():
+    # mean 0.2 and standard error 0.2 of two, and just above and below
+    assert is_tie([0.0, 0.4])
+    assert not is_tie([0.01, 0.4])
+    assert is_tie([-0.01, 0.4])
+    assert is_tie([math.nan, 0.1])
+    assert is_tie([0.0])
+    assert not is_tie([1e-9])
+
+
+def test_gains_are_per_cent_of_a_loss_points_of_a_share_or_plain_numbers():
+    sizes = {"train": 80, "test": 20}
+    loss = gain_of([0.9, 1.8], [1.0, 2.0], sign=1.0, share=False, **sizes)
+    assert loss.unit == "%"
+    assert loss.value == pytest.approx(100 * 0.15 / 1.5)
+    share = gain_of([0.9, 0.8], [0.8, 0.8], sign=-1.0, share=True, **sizes)
+    assert share.unit == "points"
+    assert share.value == pytest.approx(5)
+    density = gain_of([-1.2, 0.3], [-1.0, 0.5], sign=1.0, share=False, **sizes)
+    assert density.unit == ""
+    assert density.value == pytest.approx(0.2)
+
+
+def known(loss: Any, pool: Any = "score"):
+    return trained_loss(partial(ds.objectives.augmented, loss=loss, pool=pool))
+
+
+def test_named_metrics_are_those_of_the_pooled_prediction():
+    outputs = torch.tensor([[[1.0], [2.0]], [[3.0], [2.0]]])
+    targets = torch.tensor([[1.0], [4.0]])
+    values = {name: scorer_of(name, None, known("squared_error")).of(outputs, targets) for name in ("rmse", "mae")}
+    assert values["rmse"].ensemble == pytest.approx(math.sqrt((1 + 4) / 2))
+    assert values["mae"].ensemble == pytest.approx(1.5)
+    assert values["mae"].members == pytest.approx(((0 + 2) / 2 + (2 + 2) / 2) / 2)
+    logits = torch.tensor([[[2.0, 0.0], [2.0, 0.0]], [[0.0, 1.0], [0.0, 4.0]]])
+    accuracy = scorer_of("accuracy", None, known("cross_entropy", "probability"))
+    assert (accuracy.mode, accuracy.share) == ("max", True)
+    assert accuracy.of(logits, torch.tensor([0, 1])) == (1.0, 0.5)
+    assert (
+        scorer_of("error", None, known("cross_entropy", "probability")).of(logits, torch.tensor([0, 1])).ensemble == 0
+    )
+
+
+def test_the_loss_is_that_of_the_objective():
+    outputs, targets = torch.randn(3, 7, 2), torch.randn(7, 2)
+    scores = scorer_of("loss", None, known("squared_error")).of(outputs, targets)
+    assert scores.ensemble == pytest.approx(float((outputs.mean(0) - targets).square().sum(1).mean()), rel=1e-5)
+    assert scores.members == pytest.approx(float((outputs - targets).square().sum(2).mean()), rel=1e-5)
+
+
+def test_metrics_that_cannot_be_are_refused():
+    loss = known("squared_error")
+    refused: list[tuple[Any, Any, Any, str]] = [
+        ("accurcy", None, loss, "accuracy"),
+        ("accuracy", None, loss, "go with outputs that are logits"),
+        ("loss", "max", loss, "be 'min' for the loss"),
+        ("rmse", "max", loss, "be 'min' for 'rmse'"),
+        (lambda outputs, targets: 0.0, None, loss, "be 'min' or 'max'"),
+        ("loss", None, None, "be a function where the loss"),
+    ]
+    for metric, mode, of, message in refused:
+        with pytest.raises(ValueError, match=message):
+            scorer_of(metric, mode, of)
+    own = scorer_of(lambda outputs, targets: outputs.mean(), "max", None)
+    assert own.of(torch.ones(2, 3, 1), torch.zeros(3)) == (1.0, 1.0)
+
+
+def test_random_parameters_are_those_of_the_seed():
+    space = [Axis("a", (1, 2, 3)), Axis("lr", distribution=Range(0, 1))]
+    drawn = random_parameters(space, 50, 3, 0)
+    assert drawn == random_parameters(space, 50, 3, 0)
+    assert drawn != random_parameters(space, 50, 4, 0)
+    assert drawn != random_parameters(space, 50, 3, 1)
+    assert {parameters["a"] for parameters in drawn} == {0, 1, 2}
+    assert all(0 <= parameters["lr"] < 1 for parameters in drawn)
+
+
+def test_values_after_few_and_after_many_epochs_are_not_mixed():
+    seen = [Seen(i, {"lr": i / 9}, {1: 9.0 - i, **({9: float(i)} if i < 4 else {})}) for i in range(9)]
+    assert comparable(seen, 2) == [({"lr": i / 9}, float(i)) for i in range(4)]
+    assert comparable(seen, 3) == [({"lr": i / 9}, 9.0 - i) for i in range(9)]
+    assert comparable([], 1) == []
+
+
+def test_candidates_that_diverged_count_as_bad_ones():
+    seen = [Seen(0, {"lr": 0.1}, {1: -2.0}), Seen(1, {"lr": 0.9}, {1: math.inf})]
+    assert [value for _, value in comparable(seen, 1)] == [-2.0, 16.0]
+
+
+def test_tpe_proposes_near_what_was_good():
+    pytest.importorskip("optuna")
+    space = [Axis("beta", distribution=Range(0, 1))]
+    seen = [Seen(i, {"beta": i / 39}, {9: (i / 39 - 0.2) ** 2}) for i in range(40)]
+    proposed = proposed_parameters(space, 20, seen, 0, 1)
+    assert proposed == proposed_parameters(space, 20, seen, 0, 1)
+    near = sum(abs(parameters["beta"] - 0.2) < 0.2 for parameters in proposed)
+    assert near > 12
+
+
+def test_a_storage_keeps_candidates_once_and_informs_other_searches(tmp_path):
+    pytest.importorskip("optuna")
+    import optuna
+
+    space = [Axis("beta", distribution=Range(0, 1))]
+    seen = [Seen(i, {"beta": i / 39}, {9: (i / 39 - 0.2) ** 2}) for i in range(40)]
+    seen.append(Seen(40, {"beta": 0.5}, {1: math.inf}))
+    points = [point_of(space, one.parameters) for one in seen]
+    address = f"sqlite:///{tmp_path / 'tune.db'}"
+    for _ in range(2):
+        store(space, seen, points, "first", address)
+    trials = optuna.load_study(study_name="dissensus", storage=address).trials
+    assert len(trials) == 41
+    assert trials[3].user_attrs["settings"] == points[3]
+    other = proposed_parameters(space, 20, [], 0, 0, address, "second")
+    assert sum(abs(parameters["beta"] - 0.2) < 0.2 for parameters in other) > 12
+
+
+def test_a_search_without_optuna_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r"pip install 'dissensus\[hpo\]'"):
+        proposed_parameters([Axis("beta", distribution=Range(0, 1))], 2, [], 0, 1)
+
+
+def candidate(number=0, status: Any = "finalist", independent=False, **point):
+    return Candidate(number, point, independent, 0, 9, 4, status, 0.5, 0.01, 0.5, 0.6, 0.1)
+
+
+LOSS = Scorer("loss", "min", None, None)
+SHARE = Scorer("accuracy", "max", None, None, True)
+
+
+def test_the_sentence_is_that_of_the_choice():
+    best, reference = candidate(1, "chosen", beta=0.7), candidate(0, "reference", True, beta=0)
+    text = sentence_of(best, reference, [reference, best], Gain(1.38, 0.9, 1.9, "%"), 3.0, "healthy", LOSS)
+    expected = "β = 0.7: 1.4 % lower loss than independent training (0.9 to 1.9), members 3 % worse, audit healthy"
+    assert text == expected
+
+
+def test_the_sentence_of_independent_training_names_what_was_set_aside():
+    best, bad = candidate(0, "chosen", True, beta=0), candidate(1, "collusive", beta=1.0)
+    text = sentence_of(best, best, [best, bad], Gain(0, 0, 0, "%"), 0.0, "redundant", LOSS)
+    assert text == ("nothing beats independent training here (β = 1 is collusive and was set aside), audit redundant")
+
+
+def test_the_sentence_without_interaction_or_without_a_reference():
+    only = candidate(0, "chosen", True, lr=0.01)
+    assert (
+        sentence_of(only, only, [only], None, math.nan, None, LOSS)
+        == "lr = 0.01: loss 0.5 ± 0.01 in independent training"
+    )
+    alone = candidate(0, "chosen", beta=0.5)
+    assert "independent training diverged" in sentence_of(alone, None, [alone], None, math.nan, None, LOSS)
+
+
+def test_losses_of_a_choice_are_called_by_their_name():
+    words = gain_words(Gain(-0.2, -0.9, 0.5, "%"), LOSS)
+    assert words == "0.2 % higher loss than independent training (−0.5 to 0.9)"
+    assert gain_words(Gain(1.5, 1.0, 2.0, "points"), SHARE).startswith("1.5 points higher accuracy")
+    assert "no interval" in gain_words(Gain(1.5, math.nan, math.nan, "%"), LOSS)
