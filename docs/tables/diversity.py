@@ -91,7 +91,7 @@ def demo() -> str:
         diversity, member, bias = (
             demo_page.means_over_seeds(result, problem.name, name) for name in ("diversity", "member", "bias")
         )
-        change = re.search(r"error (rose|fell) by (\d+)%", demo_page.finding(result, problem.name))
+        change = re.search(r"ensemble's loss (rose|fell) by (\d+)%", demo_page.finding(result, problem.name))
         sign = "" if change is None else {"rose": "+", "fell": "−"}[change[1]]
         rows.append(
             [
