@@ -498,6 +498,8 @@ COMMANDS = {
         "--set": EXPRESSIONS,
         "--jobs": NUMBERS,
         "--device": ("cpu", "cuda", "foo"),
+        "--cluster": ("", "slurm", *NAMES),
+        "--address": ("", "head:6379", *NAMES),
     },
     ("study", "report"): {
         "": ("ldr/figure-2", "foo", *FILES),

@@ -535,6 +535,8 @@ def is_special(name: str) -> bool:
 def is_installed(module: str | None) -> bool:
     """Whether a module belongs to this package, to Python or to an installed package, whose code does not change."""
     top = (module or "").partition(".")[0]
+    if top == "__main__":  # of a script, also where a worker of another program was sent its code
+        return False
     if top in ("dissensus", "builtins", "torch") or top in sys.stdlib_module_names:
         return True
     return _is_installed_file(getattr(sys.modules.get(module or ""), "__file__", None))

@@ -14,6 +14,7 @@ from rich.padding import Padding
 
 from dissensus.cli.screen import (
     COLOURS,
+    WRONG_USE,
     check_apart,
     check_drawn,
     check_folder,
@@ -274,6 +275,10 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option(help="Where networks are trained: cpu or cuda.")] = "cpu",
     jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
+    cluster: Annotated[str, typer.Option(help="ray: on the machines of a Ray cluster that see the same files.")] = "",
+    address: Annotated[
+        str, typer.Option(help="HOST:PORT of the cluster's head; by default RAY_ADDRESS, or a cluster on this machine.")
+    ] = "",
 ) -> None:
     """Run a study, or continue one that was interrupted. A finished study is not run again."""
     from dissensus.data.formats import DataError
@@ -281,8 +286,9 @@ def run(
     from dissensus.studies import run as studies
     from dissensus.studies.run_folders import read_report, runs_folder
     from dissensus.studies.summary import summarise
+    from dissensus.train import ClusterError
 
-    where = torch_device(device)
+    where, machines = _place(device, cluster, address)
     check_folder("the folder of runs, DISSENSUS_RUNS,", runs_folder())
     for result in _stale_results(name, scale):
         console.print(f"[yellow]{escape(result)}[/yellow]", soft_wrap=True, highlight=False)
@@ -295,9 +301,10 @@ def run(
                 changes=settings,
                 device=where,
                 jobs=jobs,
+                cluster=machines,
                 on_study=lambda text, share: bar.update(name, share, text),
             )
-    except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
+    except (ValueError, DataError, ImportError, OSError, studies.Busy, ClusterError) as reason:
         fail(_full_disk(reason) or _in_keys(reason, name, settings))
     _print_summary(summarise(read_report(folder), library.load(name)))
     console.print(f"Results are in {folder}", soft_wrap=True)
@@ -316,6 +323,26 @@ def _in_keys(reason: Exception, name: str, changes: dict[str, Any]) -> str:
     )
     message = re.sub(r"pass (\w+)=True", r"set objective.options.\1=true", message)
     return f"{changed_file(name, changes)}: {message}"
+
+
+def _place(device: str, cluster: str, address: str) -> tuple[Any, Any]:
+    """The device of networks, and the cluster; that of a cluster need not be here."""
+    if not cluster:
+        if address:
+            fail("--address goes with --cluster ray", WRONG_USE)
+        return torch_device(device), None
+    import torch
+
+    from dissensus.train import RayCluster
+
+    if cluster != "ray":
+        fail(f"--cluster must be ray; got {cluster}", WRONG_USE)
+    if device not in ("cpu", "cuda"):
+        fail(f"--device must be cpu or cuda with --cluster; got {device}", WRONG_USE)
+    try:
+        return torch.device(device), RayCluster(address=address or None)
+    except ValueError as reason:
+        fail(in_options(str(reason), {"address": "--address"}), WRONG_USE)
 
 
 def _stale_results(name: str, scale: str) -> list[str]:

@@ -5,6 +5,7 @@ A second run of the same settings does nothing; one that was interrupted or has 
 processes from running the same study at once.
 """
 
+import functools
 import itertools
 import json
 import logging
@@ -21,11 +22,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 import dissensus
+from dissensus import checks
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.fingerprint import fingerprint, source_digest
 from dissensus.storage import StorageError, locked, make_folder, read_regular, write_atomically
@@ -52,6 +54,8 @@ from dissensus.studies.run_folders import (
 from dissensus.studies.spec import Spec, SpecError, changed_file, on_data, resolved, to_toml
 from dissensus.studies.validation import check, missing
 from dissensus.studies.workers import submit, worker_pool
+from dissensus.train import RayCluster
+from dissensus.train.cluster import Need, Task, Workers, check_seen, connected, left_by_others
 
 log = logging.getLogger("dissensus")
 
@@ -70,6 +74,7 @@ def run(
     changes: dict[str, Any] | None = None,
     device: torch.device | None = None,
     jobs: int = 1,
+    cluster: Literal["ray"] | RayCluster | None = None,
     root: Path | None = None,
     on_study: OnProgress | None = None,
     procedures: Mapping[str, Procedure] = PROCEDURES,
@@ -84,6 +89,8 @@ def run(
         changes: Settings that replace those of the study, by dotted keys.
         device: Where networks are trained; the CPU by default.
         jobs: Number of worker processes.
+        cluster: ``"ray"``, or a `RayCluster` with an address: units are tasks of a Ray cluster, whose machines all see
+            ``root``, and the folder of data. Trials of a search are tasks too.
         root: The folder of all runs; `runs_folder()` by default.
         on_study: Called with a text and the share of the study that is done.
         procedures: Procedures by name: the built-in ones, and those from outside.
@@ -104,6 +111,11 @@ def run(
     if spec.uses:
         library.check_used(spec.uses, file)
     root = runs_folder() if root is None else root
+    cluster = RayCluster.of(cluster)
+    if cluster is not None:
+        if jobs > 1:
+            checks.refuse("jobs", "be left out with `cluster`", jobs, "A cluster has as many workers as cores or GPUs.")
+        root = root.absolute()
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign, procedures)
     if _is_done(folder):
@@ -117,6 +129,7 @@ def run(
             changes=passed_on,
             device=device,
             jobs=jobs,
+            cluster=cluster,
             root=root,
             on_study=on_study,
             procedures=procedures,
@@ -127,14 +140,15 @@ def run(
     context = StudyContext(
         spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress, catalogue
     )
-    with alone(folder, spec.name):
+    with alone(folder, spec.name), ExitStack() as stack:
         if not _is_done(folder):
+            workers = None if cluster is None else stack.enter_context(connected(cluster))
             _run(
                 context,
                 procedures[spec.procedure],
                 _Run(
                     scale,
-                    jobs,
+                    jobs if workers is None else workers,
                     foreign,
                     changes or {},
                     _differences(whole, spec),
@@ -149,7 +163,8 @@ class _Run:
     """What is recorded of a run beside its settings."""
 
     scale: str
-    jobs: int
+    jobs: int | Workers
+    """A number of processes, or a cluster."""
     foreign: str
     changes: Mapping[str, Any]
     differences: Mapping[str, Sequence[str]]
@@ -205,7 +220,7 @@ def _run(context: StudyContext, procedure: Procedure, details: _Run) -> None:
         with _clock(folder) as seconds:
             rows = _rows(context, procedure, details.jobs)
         provenance = replace(
-            _provenance(context, rows, seconds()),
+            _provenance(context, rows, seconds(), details.jobs),
             changes=details.changes,
             fingerprint=state.settings,
             procedures=details.versions,
@@ -255,7 +270,7 @@ def _set_aside(folder: Path, unit: str) -> Path:
     return inside(folder, unit).rename(next(path for name in names if not (path := place / name).exists()))
 
 
-def _rows(context: StudyContext, procedure: Procedure, jobs: int) -> list[Row]:
+def _rows(context: StudyContext, procedure: Procedure, jobs: int | Workers) -> list[Row]:
     """Run what is left of a study, and return all its rows."""
     steps = [*procedure.steps, Step(_Units(procedure, unfinished=True), _RunUnit(procedure.run))]
     tasks = [list(step.tasks(context)) for step in steps]
@@ -306,13 +321,78 @@ class _ProgressPart:
         self.progress(text, min(1.0, self.before + self.share * share))
 
 
-def _work(step: Step, tasks: Sequence[Any], context: StudyContext, jobs: int, progress: OnProgress) -> None:
-    """Do the tasks of a step, one after the other or in several processes."""
-    if jobs <= 1 or len(tasks) < 2:
-        for i, task in enumerate(tasks):
-            part = _ProgressPart(progress, i / len(tasks), 1 / len(tasks))
-            step.run(task, replace(context, progress=part))
+def _work(step: Step, tasks: Sequence[Any], context: StudyContext, jobs: int | Workers, progress: OnProgress) -> None:
+    """Do the tasks of a step, one after the other, in several processes or on a cluster."""
+    if isinstance(jobs, Workers):
+        if step.spread is None:
+            _work_there(step, tasks, context, jobs, progress)
+            return
+        run = functools.partial(_spread, step.spread, jobs.cluster)
+    elif jobs > 1 and len(tasks) > 1:
+        _work_in_processes(step, tasks, context, jobs, progress)
         return
+    else:
+        run = step.run
+    for i, task in enumerate(tasks):
+        part = _ProgressPart(progress, i / len(tasks), 1 / len(tasks))
+        run(task, replace(context, progress=part))
+
+
+def _spread(
+    spread: Callable[[Any, StudyContext, RayCluster], None], cluster: RayCluster, task: Any, context: StudyContext
+) -> None:
+    spread(task, context, cluster)
+
+
+def _work_there(
+    step: Step, tasks: Sequence[Any], context: StudyContext, workers: Workers, progress: OnProgress
+) -> None:
+    """Do the tasks of a step on a cluster."""
+    if not tasks:
+        return
+    need = Need(1, workers.cluster.gpus if context.device.type == "cuda" else 0.0)
+    workers.examine(workers.fitting(need), context.folder, "root")
+    need = replace(need, cpus=workers.cores(need, len(tasks)))
+    silent = replace(context, progress=no_progress)
+    named = {"procedure": step.run, "measures": context.measures, "catalogue": context.catalogue}
+    shared = workers.share((step.run, tasks, silent), named)
+    done = itertools.count(1)
+
+    def finish(number: int, result: object) -> None:  # noqa: ARG001
+        finished = next(done)
+        progress(f"{finished} of {len(tasks)} tasks are done, on a {workers}", finished / len(tasks))
+
+    workers.run([_task(i, task, context, need) for i, task in enumerate(tasks)], shared, finish)
+
+
+def _task(number: int, task: Any, context: StudyContext, need: Need) -> Task:
+    name = getattr(task, "name", None)
+    if name is None:
+        return Task(_do_there, (number, None), f"task {number} of {context.spec.name}", need)
+    folder = inside(context.folder, name)
+    return Task(
+        _do_there,
+        (number, folder),
+        f"unit {name}",
+        need,
+        came_to=lambda: sorted(path.as_posix() for path in folder.rglob("step-*")),
+    )
+
+
+def _do_there(shared: Any, number: int, folder: Path | None, *, report: Any) -> None:  # noqa: ARG001
+    """Do one task of a step, by a worker."""
+    run, tasks, context = shared
+    check_seen("root", context.folder / "spec.toml")
+    with ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(left_by_others(folder))
+        run(tasks[number], context)
+
+
+def _work_in_processes(
+    step: Step, tasks: Sequence[Any], context: StudyContext, jobs: int, progress: OnProgress
+) -> None:
+    """Do the tasks of a step in several processes of this machine."""
     silent = replace(context, progress=no_progress)
     with worker_pool(jobs) as pool:
         pending = submit(pool, step.run, [(task, silent) for task in tasks])
@@ -376,19 +456,25 @@ def _searched_networks(folder: Path) -> int:
     return sum(int(trial["params"].get("members", 1)) for trial in trials)
 
 
-def _provenance(context: StudyContext, rows: Sequence[Row], seconds: float) -> Provenance:
+def _provenance(context: StudyContext, rows: Sequence[Row], seconds: float, jobs: int | Workers) -> Provenance:
     device, spec = context.device, context.spec
     on_gpu = device.type == "cuda"
+    if isinstance(jobs, Workers):
+        hardware, peak_mib = str(jobs), None
+    elif on_gpu:
+        hardware, peak_mib = torch.cuda.get_device_name(device), torch.cuda.max_memory_allocated(device) / 2**20
+    else:
+        hardware, peak_mib = f"{platform.machine()}, {os.cpu_count()} cores", _peak_mib()
     return Provenance(
         version=dissensus.__version__,
         python=platform.python_version(),
         packages={name: installed for name in PACKAGES if (installed := _version(name))},
-        hardware=torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {os.cpu_count()} cores",
+        hardware=hardware,
         seeds=[int(seed) for seed in spec.grid.get("seed", [0])],
         networks=sum(row.members or 0 for row in rows if row.run is not None),
         searched_networks=_searched_networks(context.base),
         seconds=seconds,
-        peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else _peak_mib(),
+        peak_mib=peak_mib,
         data=[datasets.describe(name, context.catalogue) for name in spec.data],
         device=device.type,
         source=source_digest(),

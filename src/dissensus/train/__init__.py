@@ -4,6 +4,7 @@ from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.execution.ranks import RankFailed
 from dissensus.train import callbacks, schedules
 from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.cluster import ClusterError, RayCluster
 from dissensus.train.convergence import Convergence
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
@@ -17,12 +18,14 @@ __all__ = [
     "AdversarialTraining",
     "Best",
     "Candidate",
+    "ClusterError",
     "Convergence",
     "History",
     "OutOfMemory",
     "Progress",
     "Range",
     "RankFailed",
+    "RayCluster",
     "Spent",
     "Sweep",
     "TrainingDiverged",

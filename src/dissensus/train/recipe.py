@@ -4,7 +4,7 @@ import functools
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -297,6 +297,10 @@ class Recipe:
                     fix = "Pass one number; `shared_lr` is the learning rate of what is shared."
                     checks.refuse(name, "be one number where members share parameters that are trained", "several", fix)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to another process: the settings, without what this one has found out from them."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
     @property
     def fingerprint(self) -> dict[str, str]:
         """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
@@ -445,8 +449,8 @@ class Recipe:
         schedules.check(schedule, updates, self.epochs)
         padded = None
         if isinstance(self.initial, NewMembers) and differ(runs):
-            padded = self.initial.padded(runs, self._input_dtype())
-        body = self.initial.body(runs, self._input_dtype()) if padded is None else padded.body
+            padded = self.initial.padded(runs, self.input_dtype())
+        body = self.initial.body(runs, self.input_dtype()) if padded is None else padded.body
         own = slice(None) if ranks is None else ranks.own
         if ranks is not None and len(body) == ranks.members > own.stop - own.start:
             body = body.subset(range(len(body))[own])
@@ -525,7 +529,7 @@ class Recipe:
         given = not isinstance(self.validation, int | float | Split | None)
         return as_pair(self.validation) if given else None
 
-    def _input_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         """The dtype of real numbers among the inputs; bool where there are none, or a loader gives them."""
         inputs = [] if self._pair is None else calls.tensors(self._pair[0])
         return next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), torch.bool)

@@ -2,13 +2,14 @@
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dissensus.train.memory as memory
 import dissensus.train.schedules as schedules
@@ -19,13 +20,31 @@ from dissensus.batch import Unpack
 from dissensus.calls import OutputChoice, first_tensor
 from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source, refuse_iterator
 from dissensus.data.splits import Split
-from dissensus.execution import Backend, Choices
+from dissensus.ensemble import SHARED_ROWS, stored_tensors
+from dissensus.execution import Backend, Body, Choices
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import Shared
 from dissensus.randomness import drawn_seed, seeded
-from dissensus.storage import OtherFormat, StorageError, read_folder, read_record, write_folder, write_record
+from dissensus.storage import (
+    OtherFormat,
+    StorageError,
+    read_folder,
+    read_record,
+    write_folder,
+    write_record,
+)
 from dissensus.train.bar import displayed
-from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train, train_in_step
+from dissensus.train.checkpoint import FORMATS, checkpoints_in, refuse_other, reserved, train, train_in_step
+from dissensus.train.cluster import (
+    PROCESS_BYTES,
+    Need,
+    RayCluster,
+    Task,
+    Workers,
+    check_seen,
+    connected,
+    left_by_others,
+)
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
@@ -33,7 +52,7 @@ from dissensus.train.history import OnProgress, Progress
 from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.notification import Callbacks, Rung
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.padded_runs import PaddedRuns, differ
+from dissensus.train.padded_runs import differ
 from dissensus.train.padding import Padding, merged, padded_share
 from dissensus.train.probing import probe
 from dissensus.train.python_state import PythonState, sources_at_beginning
@@ -116,6 +135,7 @@ def sweep(
     checkpoint_seconds: float | None = None,
     progress: bool | OnProgress | None = None,
     callbacks: Iterable[Any] | None = None,
+    cluster: Literal["ray"] | RayCluster | None = None,
     seed: int | None = 0,
 ) -> Sweep:
     """Train every point of a grid of settings.
@@ -206,6 +226,9 @@ def sweep(
             run, and ``point``, its point of the grid. A callback that returns True stops that run; the others go on. A
             run that is stopped by ``on_step`` costs until the end of the epoch. With a callback that has ``on_rung``,
             the weights of all runs are held at once.
+        cluster: ``"ray"``, or a `RayCluster` with an address: runs are trained on the machines of a Ray cluster, with
+            equal results. ``checkpoint`` is a folder that all machines see, ``device`` is that of the workers, and
+            ``max_memory`` is that of one task. ``callbacks`` are refused. See the page "Many machines".
         seed: Seed of every run. The grid takes precedence. None draws one seed for all runs from torch's generator.
 
     Returns:
@@ -220,6 +243,9 @@ def sweep(
     torch.Size([3, 2, 64, 1])
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
+    workers = RayCluster.of(cluster)
+    if workers is not None:
+        _check_cluster(checkpoint, callbacks)
     refuse_iterator(data, "checks and for runs that are not trained together")
     listeners = Callbacks.of(callbacks)
     if padding is not True and padding is not False and padding != "auto":
@@ -244,12 +270,17 @@ def sweep(
     if not is_source(data):
         x, y, folds = end_to_end("data", [conversion.pair(fold) for fold in folds_of(data)])
         train_data, place = (x, y), first_tensor(x).device
+        if workers is not None and place.type != "cpu":
+            fix = "Use .cpu(): `device` is that of the workers."
+            checks.refuse(
+                "data", "be on the CPU with `cluster`, which sends it to the workers", f"the device {place}", fix
+            )
         dtypes = [tensor.dtype for tensor in calls.tensors(x) if tensor.is_floating_point()]
         conversion = conversion._replace(dtype=dtypes[0] if dtypes else conversion.dtype)
     if not is_source(validation) and isinstance(validation, tuple | list):
         validation = [conversion.pair(fold) for fold in folds_of(validation)]
     held_out, validation_folds = held_out_of(validation, folds)
-    where = place if device is None else checks.device("device", device)
+    where = place if device is None else checks.device("device", device, usable=workers is None)
     initial = NewMembers(build, checks.computes("device", where), backend, output, shared)
     recipe = Recipe(
         initial=initial,
@@ -275,29 +306,26 @@ def sweep(
         if checkpoint is None
         else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
     )
-    on_all = not bootstrap and not isinstance(held_out, float | Split)
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
     with displayed(progress) as display, reserved(recipe.checkpoint):
-        sources = sources_at_beginning(initial.device, recipe.data, recipe.unlabelled, recipe.validation)
-        parts = _parts(recipe, padding)
-        if sources is not None and recipe.checkpoint is not None:
-            _keep_beginning(sources, recipe.checkpoint)
-        rungs = [] if listeners is None else [rung for rung in listeners.rungs if rung < recipe.epochs]
-        if listeners is None or not rungs:
-            engines = _in_turn(recipe, parts, sources, display.progress, listeners)
+        if workers is not None:
+            for own, ends in _trained_on(workers, recipe, padding, display.progress):
+                groups += own
+                outcomes |= ends
         else:
-            engines = _in_step(recipe, parts, rungs, display.progress, listeners)
-        for part, engine in engines:
-            engine.body.eval()
-            engine.body.recompute = False
-            runs = [recipe.runs[number] for number in part.numbers]
-            seeds = [run.seed for run in runs]
-            if engine.padded is None:
-                groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))
+            sources = sources_at_beginning(initial.device, recipe.data, recipe.unlabelled, recipe.validation)
+            parts = _parts(recipe, padding, functools.partial(_fitting, recipe))
+            if sources is not None and recipe.checkpoint is not None:
+                _keep_beginning(sources, recipe.checkpoint)
+            rungs = [] if listeners is None else [rung for rung in listeners.rungs if rung < recipe.epochs]
+            if listeners is None or not rungs:
+                engines = _in_turn(recipe, parts, sources, display.progress, listeners)
             else:
-                groups += _own_groups(engine.padded, engine, part.numbers, seeds, on_all=on_all)
-            outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
+                engines = _in_step(recipe, parts, rungs, display.progress, listeners)
+            for part, engine in engines:
+                groups += _groups(recipe, part.numbers, engine)
+                outcomes |= _outcomes(engine, part.numbers)
         points, ends = [run.point for run in recipe.runs], [outcomes[number] for number in range(len(outcomes))]
         result = Sweep(points, ends, groups, recipe.validation_settings.mode or "min")
         display.summary = str(result)
@@ -313,12 +341,7 @@ def _in_turn(
 ) -> Iterator[tuple["Part", Engine]]:
     """Train parts one after another."""
     for part in parts:
-        if sources is not None:
-            sources.rewind()  # every part reads what a separate training with new sources would
-        with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
-            engine = part.engine(recipe, progress, listeners)
-        train(engine)
-        yield part, engine
+        yield part, _trained(recipe, part, sources, progress, listeners)
 
 
 def _in_step(
@@ -363,7 +386,54 @@ def _in_step(
                 engine.stop_runs(own)
 
     train_in_step(engines, rungs, compare)
+    for engine in engines:
+        _at_rest(engine)
     return list(zip(parts, engines, strict=True))
+
+
+def _trained(
+    recipe: Recipe,
+    part: "Part",
+    sources: PythonState | None,
+    progress: OnProgress | None,
+    callbacks: Callbacks | None = None,
+) -> Engine:
+    """An engine that has trained the runs of a part."""
+    if sources is not None:
+        sources.rewind()  # every part reads what a separate training with new sources would
+    with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
+        engine = part.engine(recipe, progress, callbacks)
+    train(engine)
+    return _at_rest(engine)
+
+
+def _at_rest(engine: Engine) -> Engine:
+    """An engine whose members are as they are after training."""
+    engine.body.eval()
+    engine.body.recompute = False
+    return engine
+
+
+def _groups(recipe: Recipe, numbers: list[int], engine: Engine) -> list[Group]:
+    """The trained members of some runs: one group, or one for each shape of runs that were padded."""
+    if engine.padded is None:
+        return [_group(recipe, numbers, engine.body)]
+    return [
+        _group(recipe, [numbers[place] for place in own.runs], body)
+        for own, body in engine.padded.unpadded(engine.body)
+    ]
+
+
+def _group(recipe: Recipe, numbers: list[int], body: Body) -> Group:
+    """The members of runs of one shape, with what is known of them."""
+    runs = [recipe.runs[number] for number in numbers]
+    on_all = not recipe.batches.bootstrap and not isinstance(recipe.validation, float | Split)
+    return Group(numbers, body, runs[0].members, runs[0].build, [run.seed for run in runs], on_all)
+
+
+def _outcomes(engine: Engine, numbers: list[int]) -> dict[int, Outcome]:
+    """How every run of an engine ended, by the numbers of runs."""
+    return {number: _outcome(engine, place) for place, number in enumerate(numbers)}
 
 
 def _keep_beginning(sources: PythonState, checkpoint: CheckpointSettings) -> None:
@@ -395,14 +465,30 @@ class Part:
     """Backends of the group: measured once for all of its parts."""
     steps_before: int
     steps_in_all: int
+    bytes_per_run: int = 0
+    """As planned; 0 where nobody has measured it."""
+    apart: bool = False
+    """Whether it is trained by a worker of a cluster, which begins it or goes on with it."""
+
+    @property
+    def name(self) -> str:
+        """The runs, in words."""
+        first, last = self.numbers[0], self.numbers[-1]
+        return f"run {first}" if first == last else f"{len(self.numbers)} runs, {first} to {last}"
+
+    def folder(self, checkpoint: CheckpointSettings) -> Path:
+        """Where its checkpoints are."""
+        return checkpoint.folder / f"part-{self.index:04d}"
 
     def engine(self, recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None) -> Engine:
         """The engine of these runs."""
         checkpoint = recipe.checkpoint
         if checkpoint is not None:
-            folder = checkpoint.folder / f"part-{self.index:04d}"
-            choices = checkpoint.folder / f"choices-{self.group:04d}.json"
-            checkpoint = replace(checkpoint, folder=folder, choices=choices, part=tuple(self.numbers))
+            folder = self.folder(checkpoint)
+            own = folder / "choices.json"  # of a part that a cluster has begun: others of its group run beside it
+            choices = own if self.apart or own.exists() else checkpoint.folder / f"choices-{self.group:04d}.json"
+            resume = checkpoint.resume or self.apart
+            checkpoint = replace(checkpoint, folder=folder, choices=choices, part=tuple(self.numbers), resume=resume)
         if progress is not None:
             progress = functools.partial(_shifted, progress, self.steps_before, self.steps_in_all)
         if callbacks is not None:
@@ -412,89 +498,103 @@ class Part:
         )
 
 
-def _own_groups(
-    padded: PaddedRuns, engine: Engine, numbers: list[int], seeds: list[int], *, on_all: bool
-) -> list[Group]:
-    """Runs that were trained together as groups of their own shapes."""
-    return [
-        Group([numbers[i] for i in own.runs], body, own.members, own.build, [seeds[i] for i in own.runs], on_all)
-        for own, body in padded.unpadded(engine.body)
-    ]
+class _Block(NamedTuple):
+    """Runs that are planned to be trained at once, and the bytes of each; 0: unknown."""
+
+    numbers: list[int]
+    bytes_per_run: int = 0
 
 
-def _parts(recipe: Recipe, padding: Padding) -> list[Part]:
-    """The parts of a sweep, in the order of their training."""
-    planned = _planned(recipe, padding)
+def _parts(recipe: Recipe, padding: Padding, plan: Callable[[list[list[int]]], list[_Block]]) -> list[Part]:
+    """The parts of a sweep, in the order of their training; ``plan`` cuts groups of runs that can train together."""
+    planned = _planned(recipe, padding, plan)
     shapes = {
         number: place for place, group in enumerate(grouped(recipe.runs, recipe.training_sizes())) for number in group
     }
-    together = {frozenset(shapes[number] for number in numbers): None for numbers in planned}
+    together = {frozenset(shapes[number] for number in block.numbers): None for block in planned}
     places = {group: place for place, group in enumerate(together)}
-    group_of = {numbers[0]: places[frozenset(shapes[number] for number in numbers)] for numbers in planned}
+    group_of = {block.numbers[0]: places[frozenset(shapes[number] for number in block.numbers)] for block in planned}
     choices = {place: Choices() for place in places.values()}
-    steps = [recipe.steps(numbers[0]) for numbers in planned]
+    steps = [recipe.steps(block.numbers[0]) for block in planned]
     return [
         Part(
-            numbers=numbers,
+            numbers=block.numbers,
             index=index,
-            group=group_of[numbers[0]],
-            choices=choices[group_of[numbers[0]]],
+            group=group_of[block.numbers[0]],
+            choices=choices[group_of[block.numbers[0]]],
             steps_before=sum(steps[:index]),
             steps_in_all=sum(steps),
+            bytes_per_run=block.bytes_per_run,
         )
-        for index, numbers in enumerate(planned)
+        for index, block in enumerate(planned)
     ]
 
 
-def _planned(recipe: Recipe, padding: Padding) -> list[list[int]]:
+def _planned(recipe: Recipe, padding: Padding, plan: Callable[[list[list[int]]], list[_Block]]) -> list[_Block]:
     """Groups of runs of one shape, cut to parts that fit into memory; the plan is stored with the checkpoints."""
     file = None if recipe.checkpoint is None else recipe.checkpoint.folder / "plan.json"
     fingerprint = None if file is None else recipe.fingerprint  # before the objective is tried, which it may count
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
-    parts: list[list[int]] = []
-    for group in merged(recipe, grouped(recipe.runs, recipe.training_sizes()), padding):
-        with advising(functools.partial(_out_of_memory, recipe, group[:1])):
-            at_once = _runs_at_once(recipe, group)
-        parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
+    blocks = plan(merged(recipe, grouped(recipe.runs, recipe.training_sizes()), padding))
     if file is not None:
-        write_record(file, {"format": FORMATS.newest, "fingerprint": fingerprint, "parts": parts})
-    return parts
+        parts, sizes = [block.numbers for block in blocks], [block.bytes_per_run for block in blocks]
+        write_record(
+            file, {"format": FORMATS.newest, "fingerprint": fingerprint, "parts": parts, "bytes per run": sizes}
+        )
+    return blocks
 
 
-def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
-    """How many runs of a group fit into memory; the objective is tried on every point of the grid."""
-    engine = recipe.engine(group[:1])
-    tell_of_split(engine.body, recipe.objective)
-    size = engine.memory_needs(next(engine.feed.epoch(0))).whole
-    if differ([recipe.runs[number] for number in group]):
-        size = int(size * padded_share(recipe, group))
-    pair = as_pair(recipe.data)
-    metric = recipe.validation_settings.metric
-    probe(
-        engine,
-        [recipe.runs[n] for n in group],
-        recipe.objective,
-        None if pair is None else pair[1],
-        recipe.validation,
-        metric,
-        recipe.targets,
-    )
-    deterministic = recipe.precision.deterministic
-    budget = memory.allowed(recipe.max_memory, recipe.initial.device, deterministic=deterministic)
-    at_once = memory.runs_at_once(size, len(group), budget)
-    log.info(
-        "%d runs of %d members, about %s each: %d at once (%s)",
-        len(group),
-        engine.members,
-        memory.mebibytes(size),
-        at_once,
-        memory.mebibytes(size * at_once),
-    )
-    return at_once
+def _fitting(recipe: Recipe, groups: list[list[int]]) -> list[_Block]:
+    """Groups that are cut to parts that fit into the memory of this machine."""
+    blocks: list[_Block] = []
+    for group in groups:
+        size = _size(recipe, group)
+        at_once = memory.runs_at_once(size.bytes, len(group), size.budget)
+        log.info(
+            "%d runs of %d members, about %s each: %d at once (%s)",
+            len(group),
+            recipe.runs[group[0]].members,
+            memory.mebibytes(size.bytes),
+            at_once,
+            memory.mebibytes(size.bytes * at_once),
+        )
+        blocks += [_Block(group[i : i + at_once], size.bytes) for i in range(0, len(group), at_once)]
+    return blocks
 
 
-def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
+class _Size(NamedTuple):
+    """What a run of a group takes, and what there is."""
+
+    bytes: int
+    budget: int
+
+
+def _size(recipe: Recipe, group: list[int]) -> _Size:
+    """Measure what a run of a group takes; the objective is tried on every point of the grid."""
+    with advising(functools.partial(_out_of_memory, recipe, group[:1])):
+        engine = recipe.engine(group[:1])
+        tell_of_split(engine.body, recipe.objective)
+        size = engine.memory_needs(next(engine.feed.epoch(0))).whole
+        if differ([recipe.runs[number] for number in group]):
+            size = int(size * padded_share(recipe, group))
+        pair = as_pair(recipe.data)
+        metric = recipe.validation_settings.metric
+        probe(
+            engine,
+            [recipe.runs[n] for n in group],
+            recipe.objective,
+            None if pair is None else pair[1],
+            recipe.validation,
+            metric,
+            recipe.targets,
+        )
+        deterministic = recipe.precision.deterministic
+        budget = memory.allowed(recipe.max_memory, recipe.initial.device, deterministic=deterministic)
+        return _Size(size, budget)
+
+
+def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[_Block]:
     """The plan of a sweep that goes on; one that is damaged, or of another sweep, is refused."""
     if not resume:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
@@ -508,7 +608,8 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     parts: list[list[int]] = plan["parts"]
     if sorted(number for part in parts for number in part) != list(range(len(recipe.runs))):
         raise StorageError(f"{file} does not list every run of the sweep once. Give another folder.")
-    return parts
+    sizes: list[int] = plan.get("bytes per run") or [0] * len(parts)
+    return [_Block(numbers, size) for numbers, size in zip(parts, sizes, strict=True)]
 
 
 def _out_of_memory(recipe: Recipe, numbers: list[int]) -> memory.OutOfMemory:
@@ -533,3 +634,216 @@ def _outcome(engine: Engine, place: int) -> Outcome:
     status = "failed" if failure else "stopped early" if history.stopped_early else "done"
     stop = f"stopped by {history.stopped_by}" if history.stopped_by is not None else ""
     return Outcome(status, str(failure) if failure else stop, history)
+
+
+# On a cluster
+
+
+def _check_cluster(checkpoint: object, callbacks: object) -> None:
+    """Refuse what does not go with a cluster, or is missing."""
+    if checkpoint is None:
+        fix = "From there a run goes on whose machine is lost."
+        checks.refuse("checkpoint", "be a folder that all machines of the cluster see", "none", fix)
+    if callbacks is not None:
+        fix = "They would be called on other machines. `progress` and the histories come home."
+        checks.refuse("callbacks", "be left out with `cluster`", "some", fix)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a worker sends home of a part."""
+
+    groups: list["_Members"]
+    outcomes: dict[int, Outcome]
+
+
+class _Members(NamedTuple):
+    """Trained members of runs of one shape."""
+
+    numbers: list[int]
+    tensors: dict[str, Tensor]
+    channels_last: bool
+    by_rule: bool
+
+
+def _size_there(recipe: Recipe, group: list[int], *, report: Any) -> _Size:  # noqa: ARG001
+    """`_size`, by a worker."""
+    return _size(recipe, group)
+
+
+def _train_there(recipe: Recipe, part: Part, *, report: OnProgress) -> _Trained:
+    """Train a part, or go on with it, by a worker."""
+    assert recipe.checkpoint is not None
+    check_seen("checkpoint", recipe.checkpoint.folder / "plan.json")
+    sources = sources_at_beginning(recipe.initial.device, recipe.data, recipe.unlabelled, recipe.validation)
+    if sources is not None:
+        _keep_beginning(sources, recipe.checkpoint)
+    with left_by_others(part.folder(recipe.checkpoint)):
+        engine = _trained(recipe, part, sources, report)
+    groups = [
+        _Members(
+            group.runs,
+            {name: tensor.detach().cpu() for name, tensor in stored_tensors(group.body).items()},
+            group.body.channels_last,
+            group.body.by_rule,
+        )
+        for group in _groups(recipe, part.numbers, engine)
+    ]
+    return _Trained(groups, _outcomes(engine, part.numbers))
+
+
+def _trained_on(
+    cluster: RayCluster, recipe: Recipe, padding: Padding, progress: OnProgress | None
+) -> Iterator[tuple[list[Group], dict[int, Outcome]]]:
+    """Train all runs on a cluster: the groups, in the order in which one machine would train them."""
+    assert recipe.checkpoint is not None
+    checkpoint = recipe.checkpoint
+    sources = sources_at_beginning(torch.device("cpu"), recipe.data, recipe.unlabelled, recipe.validation)
+    need = Need(1, cluster.gpus if recipe.initial.device.type == "cuda" else 0.0, PROCESS_BYTES + _data_bytes(recipe))
+    with connected(cluster) as workers:
+        workers.examine(workers.fitting(need), checkpoint.folder, "checkpoint")
+        shared = workers.share(recipe, _sent(recipe))
+        parts = _parts(recipe, padding, functools.partial(_spread, workers, recipe, shared, need))
+        if sources is not None:
+            _keep_beginning(sources, checkpoint)
+        need = replace(need, cpus=workers.cores(need, len(parts)))
+        tasks = [_task(recipe, part, need, checkpoint) for part in parts]
+        total = None if progress is None else _Total(progress, recipe, parts)
+        trained: dict[int, _Trained] = {}
+
+        def done(place: int, result: _Trained) -> None:
+            trained[place] = result
+            if total is not None:
+                total.finish(place, list(result.outcomes.values()))
+
+        workers.run(tasks, shared, done, total)
+    for place in range(len(parts)):
+        result = trained.pop(place)
+        yield [_group(recipe, own.numbers, _body_at_home(recipe, own)) for own in result.groups], result.outcomes
+
+
+def _task(recipe: Recipe, part: Part, need: Need, checkpoint: CheckpointSettings) -> Task:
+    folder = part.folder(checkpoint)
+    if recipe.initial.device.type == "cpu":
+        need = replace(need, memory=need.memory + len(part.numbers) * part.bytes_per_run)
+    alone = replace(part, choices=Choices(), steps_before=0, steps_in_all=recipe.steps(part.numbers[0]), apart=True)
+    return Task(
+        _train_there,
+        (alone,),
+        part.name,
+        need,
+        came_to=lambda: [path.name for path in checkpoints_in(folder)],
+        on_lost=lambda told: memory.OutOfMemory(f"{told} {_out_of_memory(recipe, part.numbers)}"),
+    )
+
+
+def _spread(workers: Workers, recipe: Recipe, shared: Any, need: Need, groups: list[list[int]]) -> list[_Block]:
+    """Groups that are cut to blocks for all workers of a cluster, each of which fits into the memory of one."""
+    sizes: dict[int, _Size] = {}
+    tasks = [Task(_size_there, (group,), f"the size of {len(group)} runs", need) for group in groups]
+    workers.run(tasks, shared, sizes.__setitem__)
+    slots = [node.slots(need) for node in workers.fitting(need)]
+    beside = 1  # tasks that share the memory which was measured
+    if recipe.max_memory is None:
+        beside = int(1 / need.gpus) if need.gpus else max(slots)
+    runs, blocks = sum(map(len, groups)), list[_Block]()
+    for place, group in enumerate(groups):
+        size = sizes[place]
+        at_once = memory.runs_at_once(size.bytes, len(group), size.budget // beside)
+        pieces = max(-(-len(group) // at_once), sum(slots) * len(group) // runs, 1)
+        cut = torch.tensor(group).tensor_split(min(pieces, len(group)))
+        blocks += [_Block(part.tolist(), size.bytes) for part in cut]
+        log.info("%d runs, about %s each, in %d blocks", len(group), memory.mebibytes(size.bytes), len(cut))
+    return blocks
+
+
+def _data_bytes(recipe: Recipe) -> int:
+    """Memory of data that every worker holds; a loader's is unknown."""
+    pair = as_pair(recipe.data)
+    return 0 if pair is None else sum(tensor.nbytes for tensor in (*calls.tensors(pair[0]), pair[1]))
+
+
+def _sent(recipe: Recipe) -> dict[str, Any]:
+    """What workers get, by the names of arguments."""
+    batches, validation = recipe.batches, recipe.validation_settings
+    named = {"build": recipe.initial, "data": recipe.data, "objective": recipe.objective, "grid": recipe.runs}
+    named |= {"validation": recipe.validation, "unlabelled": recipe.unlabelled, "optimizer": recipe.optimizer.name}
+    named |= {"schedule": recipe.optimizer.schedule, "augment": batches.augment, "unpack": batches.unpack}
+    return {**named, "metric": validation.metric, "track": validation.track}
+
+
+def _body_at_home(recipe: Recipe, trained: _Members) -> Body:
+    """Members that a worker has trained, here."""
+    assert isinstance(recipe.initial, NewMembers)
+    device = recipe.initial.device if torch.cuda.is_available() else torch.device("cpu")
+    run = recipe.runs[trained.numbers[0]]
+    first = replace(recipe.initial, device=device).body([replace(run, members=1)], recipe.input_dtype())
+    body = first.subset([0] * (len(trained.numbers) * run.members))
+    body.adopt(trained.tensors)
+    if SHARED_ROWS in trained.tensors:
+        body.attach_shared(trained.tensors[SHARED_ROWS].to(device))
+    for name, tensor in stored_tensors(body).items():
+        tensor.data = trained.tensors[name].to(device)
+    body.channels_last, body.by_rule = trained.channels_last, trained.by_rule
+    return body.eval()
+
+
+class _Total:
+    """One progress of all parts, from what each has reported last."""
+
+    def __init__(self, progress: OnProgress, recipe: Recipe, parts: Sequence[Part]) -> None:
+        self.progress, self.parts, self.epochs = progress, parts, recipe.epochs
+        self.steps = [recipe.steps(part.numbers[0]) for part in parts]
+        self.moments: dict[int, Progress] = {}
+        self.finished: set[int] = set()
+        self.started = time.perf_counter()
+
+    def __call__(self, reports: Mapping[int, Progress]) -> None:
+        """Take the newest reports, by parts."""
+        new = {place: moment for place, moment in reports.items() if place not in self.finished}
+        if any(self.moments.get(place) != moment for place, moment in new.items()):
+            self.moments |= new
+            self._report()
+
+    def finish(self, place: int, outcomes: Sequence[Outcome]) -> None:
+        """Note that a part is trained."""
+        last = [outcome.history.epochs[-1] for outcome in outcomes if outcome.history.epochs]
+        self.finished.add(place)
+        self.moments[place] = Progress(
+            epoch=self.epochs,
+            epochs=self.epochs,
+            step=self.steps[place],
+            steps=self.steps[place],
+            loss=_mean([float(entry["loss"]) for entry in last]),
+            parts={},
+            member_loss=[],
+            seconds=0.0,
+            runs=len(outcomes),
+        )
+        self._report()
+
+    def _report(self) -> None:
+        moments = list(self.moments.values())
+        under_way = [moment for place, moment in self.moments.items() if place not in self.finished] or moments
+        each = [moment for moment in under_way for _ in range(moment.runs)] or moments  # losses are means over runs
+        names = set.intersection(*(set(moment.parts) for moment in each))
+        lengths = {len(moment.member_loss) for moment in each}
+        members = zip(*(moment.member_loss for moment in each), strict=True) if len(lengths) == 1 else ()
+        waiting = [part for place, part in enumerate(self.parts) if place not in self.moments]
+        self.progress(
+            Progress(
+                epoch=min(moment.epoch for moment in under_way),
+                epochs=self.epochs,
+                step=sum(moment.step for moment in moments),
+                steps=sum(self.steps),
+                loss=_mean([moment.loss for moment in each]),
+                parts={name: _mean([moment.parts[name] for moment in each]) for name in each[0].parts if name in names},
+                member_loss=[_mean(list(losses)) for losses in members],
+                seconds=time.perf_counter() - self.started,
+                runs=sum(moment.runs for moment in under_way) + sum(len(part.numbers) for part in waiting),
+            )
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

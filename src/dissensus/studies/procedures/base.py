@@ -11,6 +11,7 @@ from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies.measures import MEASURES, OutputMeasure
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec, on_data
+from dissensus.train import RayCluster
 
 OnProgress = Callable[[str, float], None]
 """``(text, share of the work that is done)``."""
@@ -66,6 +67,8 @@ class Step:
     """Does one task, and leaves its result in the run's folder."""
     weight: float = 1.0
     """Duration in proportion to that of the units."""
+    spread: Callable[[Any, StudyContext, RayCluster], None] | None = None
+    """Does one task from here, by parts that are tasks of a cluster; None: it is one task of a cluster as a whole."""
 
 
 def _none_missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:  # noqa: ARG001

@@ -1,6 +1,7 @@
 """Bayesian optimisation of hyperparameters by Optuna: one search per seed, the trials of all seeds in one sweep."""
 
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dissensus.fingerprint import fingerprint
 from dissensus.randomness import Use, derived_seed
 from dissensus.storage import Formats, StorageError, write_record
 from dissensus.studies.checked_folders import stored_record
@@ -15,7 +17,7 @@ from dissensus.studies.datasets import StudyData
 from dissensus.studies.registry import build_of, check_task, objective_of
 from dissensus.studies.spec import Search, Spec
 from dissensus.studies.training_arguments import training_arguments
-from dissensus.train import sweep
+from dissensus.train import RayCluster, sweep
 
 log = logging.getLogger("dissensus")
 
@@ -36,6 +38,7 @@ def search(
     files: Sequence[Path],
     device: torch.device,
     on_trial: Callable[[int, int], None],
+    cluster: RayCluster | None = None,
 ) -> None:
     """Search for every seed on its split of the data; the trials of all unfinished seeds are one sweep.
 
@@ -47,6 +50,7 @@ def search(
         files: A file of trials for every seed.
         device: Where trials are trained.
         on_trial: Called with the number of finished trials and of all trials.
+        cluster: A cluster on which the trials of a batch are trained, in as many blocks as it has workers.
     """
     settings = spec.search
     assert settings is not None
@@ -56,11 +60,14 @@ def search(
     while unfinished := [i for i, finished in enumerate(trials) if len(finished) < settings.trials]:
         on_trial(sum(map(len, trials)), settings.trials * len(trials))
         points = [(i, point) for i in unfinished for point in _next_points(settings, folds[i][0], trials[i])]
-        results = _train(spec, settings, folds, points, device)
+        batch = None if cluster is None else files[0].parent / f"search-{fingerprint(points)[:12]}"
+        results = _train(spec, settings, folds, points, device, cluster, batch)
         for i in unfinished:
             trials[i] += _finite([result for (fold, _), result in zip(points, results, strict=True) if fold == i])
             files[i].parent.mkdir(parents=True, exist_ok=True)
             write_record(files[i], {"format": FORMATS.newest, "of": _identity(files[i]), "trials": trials[i]})
+        if batch is not None:
+            shutil.rmtree(batch, ignore_errors=True)
 
 
 def read_trials(file: Path) -> list[Trial]:
@@ -116,6 +123,8 @@ def _train(
     folds: Sequence[tuple[int, StudyData]],
     points: list[tuple[int, dict[str, Any]]],
     device: torch.device,
+    cluster: RayCluster | None,
+    checkpoint: Path | None,
 ) -> list[Trial]:
     """Train points, each on the data of its seed."""
     assert spec.objective is not None
@@ -134,6 +143,9 @@ def _train(
         grid=grid,
         members=spec.members.count,
         device=device,
+        cluster=cluster,
+        checkpoint=checkpoint,
+        resume=checkpoint is not None,
         **arguments,
     )
     results: list[Trial] = []

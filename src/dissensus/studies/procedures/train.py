@@ -39,7 +39,7 @@ from dissensus.studies.registry import build_of, check_task, objective_of
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec, SpecError
 from dissensus.studies.training_arguments import VARIED, training_arguments
-from dissensus.train import Progress, Sweep, sweep
+from dissensus.train import Progress, RayCluster, Sweep, sweep
 
 TRIALS = "trials.json"
 HISTOGRAM = (60, -30.0, 0.0)
@@ -146,7 +146,7 @@ def _unsearched(context: StudyContext) -> list[list[TrainingUnit]]:
     return list(by_data.values())
 
 
-def _search(units: Sequence[TrainingUnit], context: StudyContext) -> None:
+def _search(units: Sequence[TrainingUnit], context: StudyContext, cluster: RayCluster | None = None) -> None:
     """Search the hyperparameters of units that share a data set; trials are left in each unit's folder."""
     name, spec = units[0].data, context.spec
     search.search(
@@ -158,6 +158,7 @@ def _search(units: Sequence[TrainingUnit], context: StudyContext) -> None:
         [inside(context.folder, unit.name) / TRIALS for unit in units],
         context.device,
         lambda trial, trials: context.progress(f"{name}: search {trial}/{trials}", trial / trials),
+        cluster,
     )
 
 
@@ -165,7 +166,7 @@ def _train_and_store(unit: TrainingUnit, context: StudyContext) -> None:
     finish_unit(context.folder, unit.name, train_unit(unit, context))
 
 
-SEARCH = Step(_unsearched, _search, weight=7 / 3)
+SEARCH = Step(_unsearched, _search, weight=7 / 3, spread=_search)
 """The search of hyperparameters, where a study asks for it."""
 TRAINING = Step(untrained, _train_and_store)
 """Trainings that come before a procedure which works on trained ensembles."""
