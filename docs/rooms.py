@@ -5,11 +5,11 @@ Usage: python docs/rooms.py
 
 import ast
 from pathlib import Path
+from typing import Any
 
-import matplotlib
+from pictures import as_file
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from dissensus.pages import style
 
 SOURCE = Path(__file__).parent.parent / "src" / "dissensus"
 FLOORS = [
@@ -48,9 +48,11 @@ def lines(room: str) -> int:
     return sum(1 for file in files for text in file.read_text().splitlines() if text.strip())
 
 
-def draw(file: Path) -> None:
-    """Write the picture."""
-    figure, axes = plt.subplots(figsize=(11, 8.2), dpi=110)
+@style.figure_style()
+def draw() -> Any:
+    """The picture."""
+    figure = style.blank_figure(11, 8.2)
+    axes = figure.subplots()
     places: dict[str, tuple[float, float]] = {}
     for floor, (_, rooms) in enumerate(reversed(FLOORS)):
         for i, room in enumerate(rooms):
@@ -68,16 +70,26 @@ def draw(file: Path) -> None:
             )
     for room, (x, y) in places.items():
         box = {"boxstyle": "round,pad=0.45", "fc": "#ecfdf5", "ec": "#0f766e", "lw": 1.2}
-        axes.text(x, y, f"{room}\n{lines(room):,} lines", ha="center", va="center", fontsize=9.5, bbox=box, zorder=3)
+        axes.text(
+            x,
+            y,
+            f"{room}\n{lines(room):,} lines",
+            ha="center",
+            va="center",
+            fontsize=9.5,
+            bbox=box,
+            zorder=3,
+            color=style.DARK_INK,
+        )
     for floor, (title, _) in enumerate(reversed(FLOORS)):
-        axes.text(-3.3, floor, title, va="center", fontsize=10, color="#475569", style="italic")
+        axes.text(-3.3, floor, title, va="center", fontsize=10, alpha=0.8, style="italic")
         axes.axhline(floor - 0.5, color="#cbd5e1", lw=0.6, zorder=0)
     axes.set_xlim(-3.4, 10.3)
     axes.set_ylim(-0.55, len(FLOORS) - 0.45)
     axes.axis("off")
-    figure.savefig(file, bbox_inches="tight")
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":
-    draw(Path(__file__).parent / "assets" / "rooms.png")
+    description = "Rooms of the package on their floors, and the imports between them"
+    (Path(__file__).parent / "assets" / "rooms.svg").write_bytes(as_file([draw()], description))

@@ -159,6 +159,45 @@ class Counted:
         return self.model(x)
 
 
+def test_the_clean_pass_is_the_first_step_of_attacks_that_start_there():
+    """FGSM is one pass with a gradient and one check. In general, k steps are k passes with a gradient, and a check."""
+    x, y = right_only(Steady(), images(12)[0])
+    passes = Counted(Steady())
+    attacks.fgsm(passes, x, y, epsilon=0.02)
+    assert (passes.forward, passes.backward) == (2, 1)
+    for steps in (1, 4):
+        for attack in (attacks.bim, attacks.mim):
+            passes = Counted(Steady())
+            attack(passes, x, y, epsilon=0.02, steps=steps, stop=False)
+            assert (passes.forward, passes.backward) == (steps + 1, steps)
+        passes = Counted(Steady())
+        attacks.pgd(passes, x, y, epsilon=0.02, steps=steps, stop=False)
+        assert (passes.forward, passes.backward) == (steps + 2, steps), "it starts elsewhere"
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_examples_that_are_misclassified_already_do_not_enter_the_first_step(norm, caplog):
+    """Of the pass with which an attack begins, only the rows of the others count; also where they are a few."""
+
+    class NaNSlope(nn.Module):
+        """The gradient of the first example is NaN; its output is not."""
+
+        def forward(self, z):
+            bad = torch.where(z[:, :1] > 0.99, (1 - z[:, 1:2]).sqrt(), torch.zeros(()))
+            return torch.cat([z[:, 2:3], z[:, 3:4] + 0 * bad], 1)
+
+    x = torch.tensor([[1.0, 1.0, 0.2, 0.8], *[[0.5, 0.5, 0.8 - 0.01 * i, 0.2] for i in range(7)]])
+    for wrong in (1, 6):
+        y = torch.tensor([0] + [1 if i < wrong else 0 for i in range(1, 8)])
+        alone = attacks.fgsm(NaNSlope(), x[wrong:], y[wrong:], epsilon=0.4, norm=norm)
+        caplog.clear()
+        together = attacks.fgsm(NaNSlope(), x, y, epsilon=0.4, norm=norm)
+        assert not caplog.records, "no gradient of an example that is attacked has NaN"
+        assert torch.equal(together.inputs[wrong:], alone.inputs)
+        assert torch.equal(together.success[wrong:], alone.success)
+        assert torch.equal(together.inputs[:wrong], x[:wrong])
+
+
 def test_momentum_is_the_formula_of_the_paper():
     x, y = images(5)
     model = Steady()
@@ -726,9 +765,9 @@ def test_squares_shrink_by_the_schedule(monkeypatch):
     shares = []
     original = square_module._linf_proposal
 
-    def recorded_proposal(candidate, x, share, *arguments):
+    def recorded_proposal(state, share, *arguments):
         shares.append(share)
-        return original(candidate, x, share, *arguments)
+        return original(state, share, *arguments)
 
     monkeypatch.setattr(square_module, "_linf_proposal", recorded_proposal)
     model = lambda z: linear(torch.eye(2, 4), torch.tensor([50.0, 0.0]))(z)  # noqa: E731

@@ -17,7 +17,7 @@ import dissensus.auditing.testing as testing
 from dissensus.auditing import stationarity
 from dissensus.auditing.distributions import below_zero, rotation_test, student_tail
 from dissensus.auditing.limits import LIMITS, Limits
-from dissensus.auditing.measuring import expanded_confidence
+from dissensus.auditing.measuring import Figure, expanded_confidence
 from dissensus.auditing.streaming import OutputReader
 from dissensus.auditing.tallying import tally_outputs
 from dissensus.metrics import intervals
@@ -414,7 +414,7 @@ def test_every_verdict_reports_its_evidence():
     assert verdicts == {"skill", "collusive", "dominated", "redundant"}
     accusing = [item for item in audit.judgement.evidence if item.points_to == "collusive"]
     assert sum(item.level for item in accusing) == pytest.approx(LIMITS.collusive_level)
-    assert "Not excluded" in audit.judgement.advice[0]
+    assert "Joint training is not excluded" in audit.judgement.advice[0]
     assert "5 members, 300 examples" in audit.judgement.confidence
     for item in audit.judgement.evidence:
         assert f"{item.value:.3g}" in item.numbers()
@@ -569,3 +569,9 @@ def test_few_units_have_wider_intervals():
     assert expanded_confidence(20) > expanded_confidence(100) > 0.95
     z = stats.norm.ppf((1 + expanded_confidence(20)) / 2)
     assert z == pytest.approx(stats.t.ppf(0.975, 19) * math.sqrt(20 / 19), rel=1e-6)
+
+
+def test_figures_of_an_audit_are_formatted_number_by_number():
+    figure = Figure(0.5, 0.25, 0.75)
+    assert f"{figure:.0%}" == "50% (25% to 75%)"
+    assert f"{figure}" == str(figure) == "0.5 (0.25 to 0.75)"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -334,7 +335,7 @@ def test_the_bar_of_scores_and_intervals_only_moves_ahead(command):
 def test_names_with_brackets_are_shown_as_they_are(command):
     code, printed, _ = command(["ood", "in.npy", "--repeats", "5", "--outside", "[bold]a[/bold] [x]=near.npy"])
     assert code == 0
-    assert "[bold]a[/bold] [x]: telling it" in printed
+    assert "[bold]a[/bold] [x]: how well" in printed
 
 
 def test_numbers_stay_whole_on_a_narrow_terminal(monkeypatch):
@@ -423,3 +424,37 @@ def test_a_command_that_runs_out_of_memory_gives_advice_in_one_line(monkeypatch,
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
     assert "error: training ran out of memory on cpu. What helps: a smaller batch." in result.output
+
+
+COMMANDS = (
+    *("", "demo", "audit", "report", "ood", "robust", "masks", "convert"),
+    *("study", "study list", "study show", "study run", "study report", "data", "data list", "data get", "data check"),
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_eighty_columns_and_cuts_nothing(name, command):
+    code, printed, _ = command(f"{name} --help", COLUMNS="80")
+    assert code == 0
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_commands_stand_in_the_order_a_new_user_meets_them(command):
+    lines = command("--help", COLUMNS="80")[1].partition("Commands")[2].splitlines()
+    names = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
+    assert names[:3] == ["demo", "audit", "report"]
+    assert names[-1] == "convert"
+
+
+def test_columns_are_explained_below_tables(command):
+    printed = " ".join(command("ood in.npy --outside near.npy --repeats 5")[1].split())
+    assert "FPR95: share of shifted examples that are missed where 95 % of the first set pass" in printed
+    printed = " ".join(command("masks --network cnn --size 8 --budget 1")[1].split())
+    assert "overlap: channels that two members share" in printed
+
+
+def test_small_downloads_are_counted_in_kilobytes(command):
+    printed = command("data list", COLUMNS="200")[1]
+    assert re.search(r"facebook .* \d+ kB", printed)
+    assert not re.search(r"\b0\.0 MB", printed)

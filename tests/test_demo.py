@@ -112,7 +112,7 @@ def test_findings_follow_the_numbers():
     fell = demo_page.finding(two_betas([0.30, 0.30, 0.31], [0.20, 0.20, 0.20]), "p")
     assert "fell by 34%" in fell
     unclear = demo_page.finding(two_betas([0.20, 0.30, 0.40], [0.30, 0.20, 0.45]), "p")
-    assert "No change of the ensemble's error can be shown with 3 seeds" in unclear
+    assert "No change of the ensemble's loss can be shown with 3 seeds" in unclear
 
 
 def test_page_is_self_contained(report):

@@ -404,7 +404,7 @@ def test_bad_input_is_refused_with_a_fix(unchecked):
     refused(r"`targets` must have shape \[B=22, C=3\]; got \[22, 2\]", data=(x, y[:, :2]), batch_size=64)
     with_nan = x.clone()
     with_nan[17, 2] = math.nan
-    refused("in 1 examples, first in 17", data=(with_nan, y))
+    refused("in 1 example, first in 17", data=(with_nan, y))
     refused("or a fraction", validation=3)
     refused("`validation` must lie between 0 and 1 as a fraction", validation=1.5)
 

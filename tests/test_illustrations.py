@@ -290,7 +290,7 @@ def test_figures_say_which_method_has_which_numbers(tmp_path):
         ("collusion/figure-1", ("independent", "shifted", "joint", "diversity: ")),
         ("ldr/figure-1", ("independent", "A2D", "LDR", "disagreement, OOD: ")),
         ("adp/figure-1", ("baseline", "ADP(2, 0.5)", "ensemble diversity: ", "squared volume", "true class")),
-        ("collusion/figure-7", ("diversity", "share that is bias", "rise of error, drop 20%", "generalisation gap")),
+        ("collusion/figure-7", ("diversity", "share that is bias", "rise of loss, drop 20%", "generalisation gap")),
     ):
         summary = find(name, tmp_path)
         ((figure, _),) = figures(library.load(name), summary)

@@ -251,3 +251,11 @@ def test_calibration_takes_logarithms_of_probabilities_alone(outputs):
         ds.metrics.calibration(values, labels)
     ds.metrics.calibration(logits.log_softmax(-1), labels)
     ds.metrics.calibration(logits.bfloat16().log_softmax(-1), labels)
+
+
+def test_intervals_are_formatted_number_by_number():
+    interval = ds.metrics.Interval(1234.5, -0.5, float("inf"))
+    assert f"{interval:,.1f}" == "1,234.5 (-0.5 to inf)"
+    assert f"{interval}" == str(interval) == "Interval(value=1234.5, low=-0.5, high=inf)"
+    with pytest.raises(ValueError, match="format"):
+        f"{interval:d}"

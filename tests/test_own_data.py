@@ -425,9 +425,9 @@ def test_one_wrong_row_is_named_in_prediction_as_in_training():
     wrong[17, 2] = torch.nan
     ens = ds.Ensemble(build, 2)
     for inputs in (wrong, wrong.numpy()):
-        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 examples, first in 17"):
+        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 example, first in 17"):
             ens.predict(inputs)
-        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 examples, first in 17"):
+        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 example, first in 17"):
             ds.fit(ens, (inputs, LABELS), cross_entropy, epochs=1)
 
 

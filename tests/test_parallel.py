@@ -4,7 +4,11 @@ Processes are started once for each number of ranks; they do all jobs, one after
 """
 
 import logging
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -85,11 +89,11 @@ def _same(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x
 
 
-REGRESSION = {"gradient_adjusted", "negative_correlation", "shared", "shared sum"}
+REGRESSION = {"gradient_adjusted", "negative_correlation", "shared", "shared sum", "regression"}
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     **dict.fromkeys(REGRESSION, _regressor),
     **dict.fromkeys(("shared", "shared sum"), _adapted),
-    "attention": _attention,
+    **dict.fromkeys(("attention", "coupled examples", "attacked regression", "each member of data"), _attention),
 }
 
 
@@ -98,7 +102,7 @@ def _cases() -> dict[str, tuple[Any, dict[str, Any]]]:
     held_out = _data()[:2]
     squared = partial(objectives.augmented, beta=0.5, loss="squared_error", pool="score")
     augmented = partial(objectives.augmented, beta=0.5, loss="cross_entropy", pool="probability")
-    unlabelled = {"unlabelled": _data()[2]}
+    unlabelled, sgd = {"unlabelled": _data()[2]}, {"optimizer": "sgd", "lr": 0.1}
     return {
         "independent": (INDEPENDENT, {}),
         "augmented": (augmented, {}),
@@ -119,7 +123,14 @@ def _cases() -> dict[str, tuple[Any, dict[str, Any]]]:
         ),
         "shared": (squared, {"ema": 0.9, "clip_norm": 0.5, "accumulate": 2}),
         "shared sum": (squared, {"shared_gradient": "sum", "validation": 0.2}),
-        "attention": (augmented, {"optimizer": "sgd", "lr": 0.1}),  # the bias of keys has no gradient but rounding
+        "regression": (squared, {"accumulate": 2, "clip_norm": 0.5}),
+        "coupled examples": (partial(objectives.divdis, strength=0.3), {**unlabelled, **sgd}),
+        "attacked regression": (JOINT, {"adversarial": ATTACK, **sgd}),
+        "each member of data": (
+            INDEPENDENT,
+            {"validation": held_out, "watch": "member", "patience": 1, "min_delta": 0.15, **sgd},
+        ),
+        "attention": (augmented, sgd),  # the bias of keys has no gradient but rounding
         "rates of members": (JOINT, {"lr": [0.01, 0.02, 0.03, 0.04, 0.05], "clip_norm": 0.5, "ema": 0.9}),
         "own optimizer": (JOINT, {"optimizer": partial(torch.optim.NAdam, lr=0.01), "lr": None}),
         "momentum": (JOINT, {"optimizer": "sgd", "momentum": [0.0, 0.0, 0.0, 0.9, 0.5]}),
@@ -135,14 +146,14 @@ def _cases() -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def _trained(
-    name: str, parallel: Any, backend: str = "auto", **more: Any
+    name: str, parallel: Any, backend: str = "auto", count: int = MEMBERS, **more: Any
 ) -> tuple[dict[str, torch.Tensor], ds.History]:
     objective, settings = _cases()[name]
     x, y, _ = _data()
     shared = ds.adapters.SHARED if name.startswith("shared") else None
     torch.manual_seed(0)
     _base[0] = _regressor()
-    ens = ds.Ensemble(NETWORKS.get(name, _network), MEMBERS, 1, backend, shared=shared)
+    ens = ds.Ensemble(NETWORKS.get(name, _network), count, 1, backend, shared=shared)
     targets = x[:, :1].sin() if name in REGRESSION else y
     settings = {"lr": 0.02, **settings, **more}
     history = ds.fit(ens, (x, targets), objective, epochs=5, batch_size=10, seed=3, parallel=parallel, **settings)
@@ -167,6 +178,7 @@ class _Breaks:
             raise KeyboardInterrupt
 
 
+DATA_PARALLEL = ("coupled examples", "attention", "regression", "attacked regression", "shared", "each member of data")
 CHECKPOINTED = ("joint", "shared", "each member", "own optimizer", "bagging")
 
 
@@ -203,6 +215,41 @@ def _captured(name: str, *, pieces: bool) -> tuple[Any, int]:
         recipe.graph_steps = before
 
 
+def _several(name: str, members: int) -> tuple[dict[str, torch.Tensor], ds.History]:
+    """A training in which processes share the batches of their members."""
+    return _trained(name, "members+data", count=members)
+
+
+def _built_apart(folder: Path) -> dict[str, Any]:
+    """What an ensemble does of which each process has built its members only."""
+    x, y, _ = _data()
+    built: list[int] = []
+
+    def build() -> nn.Module:
+        built.append(1)
+        return _network()
+
+    ens = ds.Ensemble(build, MEMBERS, 1, parallel="members")
+    history = ds.fit(ens, (x, y), JOINT, epochs=5, batch_size=10, seed=3, lr=0.02)
+    ens.save(folder / "apart")
+    result: dict[str, Any] = {"built": len(built), "own": ens.own, "here": len(ens.body), "trained": ens.gathered()}
+    result["outputs"] = ens.predict(x, batch_size=16)
+    result["in a file"] = torch.equal(ens.predict(x, 16, file=folder / "outputs.npy"), result["outputs"])
+    result["targets"] = ens.predict((x, y), targets=True)[1]
+    with pytest.raises(ValueError, match="`ensemble` must hold all members for a pass; got members"):
+        ens(x)
+    with pytest.raises(ValueError, match=r"Use ens.gathered\(\)"):
+        ens[0]
+    with pytest.raises(ValueError, match="`parallel` must be that of the ensemble; got 'members\\+data'"):
+        ds.fit(ens, (x, y), JOINT, epochs=1, parallel="members+data")
+    loaded = ds.Ensemble.load(folder / "apart", _network, parallel="members")
+    result["loaded"] = len(loaded.body), loaded.gathered()
+    shared = ds.Ensemble(_adapted, 3, shared=ds.adapters.SHARED, parallel="members")
+    result["shared"] = shared.gathered()
+    result["epochs"] = len(history.epochs)
+    return result
+
+
 def _failing(*, here: bool) -> str:
     """What a training ends with whose objective fails on one rank."""
     x, y, _ = _data()
@@ -214,6 +261,24 @@ def _failing(*, here: bool) -> str:
 
     try:
         ds.fit(ds.Ensemble(_network, members=MEMBERS), (x, y), objective, epochs=2, parallel="members")
+    except Exception as reason:
+        return f"{type(reason).__name__}: {reason}"
+    return ""
+
+
+def _killed(*, here: bool) -> str:
+    """What a training ends with, one process of which is killed in the middle of it."""
+
+    def objective(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        steps.append(1)
+        if here and len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return JOINT(outputs, targets)
+
+    steps: list[int] = []
+    x, y, _ = _data()
+    try:
+        ds.fit(ds.Ensemble(_network, MEMBERS), (x, y), objective, epochs=5, batch_size=10, parallel="members")
     except Exception as reason:
         return f"{type(reason).__name__}: {reason}"
     return ""
@@ -264,10 +329,16 @@ def _two(rank: int, folder: str) -> None:
         jobs[f"resumed/{name}"] = partial(_resumed, name, "members", place / "one")
         jobs[f"broken off/{name}"] = partial(_broken_off, name, "members", place / "two")
         jobs[f"resumed alone/{name}"] = partial(_alone, partial(_resumed_copy, name, place))
+    jobs["built apart"] = partial(_built_apart, place)
+    for name in ("attention", "regression", "shared"):
+        jobs[f"data/{name}"] = partial(_several, name, 1)
     jobs["refused"] = partial(_refused, 2)
     jobs["failed"] = partial(_failing, here=rank == 1)
-    torch.save(_done(jobs), place / f"{rank}.pt")
-    dist.destroy_process_group()
+    results = _done(jobs)
+    torch.save(results, place / f"{rank}.pt")
+    results["killed"] = _killed(here=rank == 1)  # of which only rank 0 comes back
+    torch.save(results, place / f"{rank}.pt")
+    os._exit(0)
 
 
 def _four(rank: int, folder: str) -> None:
@@ -276,12 +347,20 @@ def _four(rank: int, folder: str) -> None:
     jobs: dict[str, Callable[[], Any]] = {f"case/{name}": partial(_trained, name, "members") for name in names}
     for name in CHECKPOINTED:
         jobs[f"resumed/{name}"] = partial(_resumed, name, "members", Path(folder) / "two")
+    for name in DATA_PARALLEL:
+        jobs[f"data/{name}"] = partial(_several, name, 3)
     torch.save(_done(jobs), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 def _results(function: Callable[..., None], size: int, folder: Path) -> list[dict[str, Any]]:
-    spawn(function, (str(folder),), size)
+    context: Any = spawn(function, (str(folder),), size, join=False)
+    for process in context.processes:
+        process.join(300)
+    hanging = [process for process in context.processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+    assert not hanging
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
@@ -368,7 +447,40 @@ def test_four_ranks_go_on_from_a_checkpoint_of_two(two, expected, folder):
     four = _results(_four, 4, folder)
     for results in four:
         for name, result in results.items():
-            _check(result, expected(name.partition("/")[2]), four[0][name])
+            kind, _, case = name.partition("/")
+            _check(result, _trained(case, None, count=3) if kind == "data" else expected(case), four[0][name])
+
+
+@pytest.mark.parametrize("name", ["attention", "regression", "shared"])
+def test_two_ranks_share_the_batches_of_one_member(name, two):
+    for results in two:
+        _check(results[f"data/{name}"], _trained(name, None, count=1), two[0][f"data/{name}"])
+
+
+def test_ranks_build_and_keep_their_members_only(two, expected, folder):
+    tensors, history = expected("joint")
+    results = [results["built apart"] for results in two]
+    assert not isinstance(results[0], str), results[0]
+    assert [(result["built"], result["here"]) for result in results] == [(3, 3), (2, 2)]
+    assert [result["own"] for result in results] == [slice(0, 3), slice(3, 5)]
+    x, y, _ = _data()
+    loaded = ds.Ensemble.load(folder / "apart", _network)
+    assert len(loaded) == MEMBERS
+    for result in results:
+        count, others = result["loaded"]
+        assert count == result["here"]
+        for whole in (result["trained"], loaded, others):
+            for key, tensor in whole.state_dict().items():
+                torch.testing.assert_close(tensor, tensors[key], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(result["outputs"], loaded.predict(x))
+        assert result["in a file"]
+        assert torch.equal(result["targets"], y)
+        assert result["epochs"] == len(history.epochs)
+    expected_start = ds.Ensemble(_adapted, 3, shared=ds.adapters.SHARED)
+    for result in results:
+        assert result["shared"].shared == expected_start.shared
+    for key, tensor in results[0]["shared"].state_dict().items():
+        assert torch.equal(results[1]["shared"].state_dict()[key], tensor)
 
 
 def test_what_ranks_do_not_take_is_refused(two):
@@ -379,6 +491,54 @@ def test_a_rank_that_fails_tells_the_others(two):
     assert two[1]["failed"] == "ValueError: no more paper"
     assert two[0]["failed"].startswith("RankFailed")
     assert "rank 1: ValueError: no more paper" in two[0]["failed"]
+
+
+def test_a_rank_that_is_killed_ends_the_others(two):
+    assert "killed" not in two[1]
+    words = "RankFailed: training ended on rank 0, because another rank failed (a process that was killed, or a machine"
+    assert two[0]["killed"].startswith(words)
+
+
+SCRIPT = """
+import logging, os, signal, sys
+from functools import partial
+import torch, dissensus as ds
+
+logging.basicConfig(level=logging.INFO)
+
+def objective(outputs, targets):
+    steps.append(1)
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+    if first and os.environ["RANK"] == "1" and len(steps) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ds.objectives.joint(outputs, targets, loss="cross_entropy", pool="probability")
+
+steps = []
+generator = torch.Generator().manual_seed(0)
+x, y = torch.randn(40, 4, generator=generator), torch.randint(3, (40,), generator=generator)
+ens = ds.Ensemble(partial(ds.nets.mlp, 4, 3, (8,), dropout=0.2), 5, parallel="members").double()
+settings = {"epochs": 5, "batch_size": 10, "lr": 0.02, "checkpoint": sys.argv[1], "checkpoint_seconds": 0}
+history = ds.fit(ens, (x.double(), y), objective, resume=True, parallel="members", **settings)
+ens.save(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_from_the_checkpoint_after_a_process_was_killed(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    source = str(Path(ds.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
+    run = partial(subprocess.run, check=True, capture_output=True, text=True, timeout=300, env=environment)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    script = str(tmp_path / "train.py")
+    run([sys.executable, script, str(tmp_path / "alone"), str(tmp_path / "expected")])
+    told = run([sys.executable, *torchrun, script, str(tmp_path / "checkpoint"), str(tmp_path / "saved")]).stderr
+    assert "RankFailed: training ended on rank 0" in told
+    assert "resumed after 1 whole epochs and 6 steps" in told
+    build = partial(ds.nets.mlp, 4, 3, (8,), dropout=0.2)
+    saved, expected = (ds.Ensemble.load(tmp_path / name, build) for name in ("saved", "expected"))
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(saved.state_dict()[name], tensor, rtol=1e-9, atol=1e-11)
 
 
 def test_without_torchrun_nothing_changes():

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import dissensus as ds
 from dissensus import losses, metrics
 from dissensus.metrics.intervals import Interval
-from dissensus.reporting import LIMITS, Limits, curves, judging
-from dissensus.reporting.content import shown_inputs
+from dissensus.reporting import LIMITS, Limits, curves, figures, judging
+from dissensus.reporting.content import shown_inputs, title
+from dissensus.reporting.page import number as page_number
 from dissensus.reporting.reading import ReportData, Settings
 from dissensus.sklearn import EnsembleClassifier, EnsembleRegressor
 
@@ -314,12 +315,12 @@ def test_guesses_are_no_better_than_a_constant(labels):
 def test_a_silent_failure_is_bad_news(logits, labels):
     swapped = logits.roll(1, -1)  # as sure as ever, and always wrong
     result = ds.report(logits, labels, kind="logits", shifted={"swapped": (swapped, labels)})
-    answer = answers_of(result)["Does it notice swapped?"]
+    answer = answers_of(result)["Does it notice the shift “swapped”?"]
     assert (answer.answer, answer.news) == ("no: it fails silently", "bad")
     same = ds.report(logits, labels, kind="logits", shifted={"same": (logits, labels)})
-    assert answers_of(same)["Does it notice same?"].news == "none"
+    assert answers_of(same)["Does it notice the shift “same”?"].news == "none"
     unlabelled = ds.report(logits, labels, kind="logits", shifted={"same": logits})
-    assert answers_of(unlabelled)["Does it notice same?"].news == "fair"
+    assert answers_of(unlabelled)["Does it notice the shift “same”?"].news == "fair"
 
 
 def test_verdicts_take_the_worst_news():
@@ -480,9 +481,9 @@ def test_a_few_rows_have_wide_intervals_and_no_verdict(rows, logits, labels, tmp
 def test_a_few_shifted_rows_give_no_answer(logits, labels):
     shifted = {"few": 100 * logits[:, :19] * 0, "enough": 100 * logits[:, :20] * 0}
     found = answers_of(ds.report(logits, labels, kind="logits", shifted=shifted))
-    assert found["Does it notice enough?"].answer == "yes"
-    assert found["Does it notice few?"].news == "none"
-    assert "Fewer than 20 examples are too few to tell." in found["Does it notice few?"].sentence
+    assert found["Does it notice the shift “enough”?"].answer == "yes"
+    assert found["Does it notice the shift “few”?"].news == "none"
+    assert "Fewer than 20 examples are too few to tell." in found["Does it notice the shift “few”?"].sentence
 
 
 def test_rows_of_the_training_data_are_told(digits):
@@ -533,7 +534,11 @@ REFUSED = [
     ((noise(3, 8, 4), torch.arange(7) % 4), {"kind": "logits"}, "`targets` must hold N=8 examples"),
     ((noise(3, 8, 4) + NAN, torch.arange(8) % 4), {"kind": "logits"}, "`ens` must be finite; got NaN"),
     ((noise(3, 8, 1), noise(8) + NAN), {}, "`targets` must be finite"),
-    ((noise(3, 0, 4), torch.zeros(0, dtype=torch.long)), {"kind": "logits"}, "`ens` must be an array [M, N, C]"),
+    (
+        (noise(3, 0, 4), torch.zeros(0, dtype=torch.long)),
+        {"kind": "logits"},
+        "`ens` must hold at least one member, one example",
+    ),
     ((noise(3, 8, 4), torch.arange(8) % 4), {"kind": "probabilities"}, "must be probabilities, which sum to one"),
     ((noise(3, 8, 4).softmax(-1), torch.arange(8) % 4), {"kind": "logits"}, "Use kind='probabilities'"),
     ((noise(3, 8, 4), torch.arange(8) % 4), {"kind": "labels"}, "Hard votes have no probabilities"),
@@ -714,3 +719,31 @@ def test_diabetes_with_gaussian_members():
     assert 0.75 < result.numbers["coverage"].value <= 1
     assert result.shifted["far"]["auroc: variance of the members' means"].low > 0.8
     assert isinstance(result.numbers["crps"], Interval)
+
+
+def test_errors_without_a_correlation_are_said_in_words():
+    values = torch.arange(30.0).unsqueeze(1)
+    result = ds.report(values.expand(3, -1, -1), values, task="regression")
+    answer = answers_of(result)["Does it know where it errs?"]
+    assert (answer.answer, answer.news) == ("cannot tell", "none")
+    assert "have no correlation" in answer.sentence
+    assert not re.search(r"\bnan\b", " ".join(item.sentence for item in result.findings))
+
+
+def test_many_targets_share_a_colour_and_need_no_legend():
+    names = [f"target {i}" for i in range(12)]
+    points = [{"prediction": [float(i)] * 12, "target": [float(i)] * 12} for i in range(30)]
+    few, many = (
+        figures.predicted_and_true([{k: v[:n] for k, v in p.items()} for p in points], names[:n]) for n in (3, 12)
+    )
+    assert len(few.legends) == 1
+    assert many.legends == []
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [("classification", "error rate"), ("regression", "root mean squared error")]
+)
+def test_errors_of_what_is_kept_are_named_by_task(task, words):
+    assert title("risk_at_80%", task) == f"{words} without the 20% most uncertain"
+    shown = page_number("risk_at_80%", Interval(0.25, 0.125, 0.5), task).text
+    assert shown == ("25.0%" if task == "classification" else "0.25")

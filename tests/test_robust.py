@@ -699,3 +699,22 @@ def test_autoattack_says_what_it_needs(network, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     with pytest.raises(ImportError, match="pip install pyautoattack"):
         attacks.autoattack(network, *images(4), epsilon=EPSILON)
+
+
+@pytest.mark.parametrize(("norm", "words"), [("linf", "of every number of an input"), ("l2", "of a whole input")])
+def test_the_page_explains_its_norm_and_its_columns_and_cuts_long_names(norm, words):
+    def attack_with_a_name_that_leaves_no_room_for_bars(_, x, _y):
+        return x
+
+    x = torch.rand(1, 1, 4, 4)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    own = [attack_with_a_name_that_leaves_no_room_for_bars]
+    options = {"epsilon": 0.05, "norm": norm, "batch_size": 1, "attacks": own}
+    result = ds.attacks.evaluate(network, (x, network(x).argmax(1)), "quick", **options)
+    assert " of 1 example (" in result.sentence
+    text = pages.html(robustness_page(result, "one example"))
+    assert words in text
+    assert "<b>attacked</b>: those that were still classified correctly before it" in text
+    name = own[0].__name__
+    assert f">{name[:25]}…</text>" in text
+    assert f'<td class="long" data-label="attack">{name}</td>' in text

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dissensus as ds
-from dissensus.trunk import SharedTrunk, last_layers
+from dissensus.trunk import Features, SharedTrunk, last_layers
 
 M, B = 3, 5
 
@@ -472,3 +472,28 @@ def test_a_trunk_is_not_trained_but_its_heads_are():
             functools.partial(ds.objectives.ldr, strength=1.0),
             epochs=1,
         )
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("cut", ["1", None])
+def test_a_trunk_is_an_ensemble_that_shares_its_backbone(backend, cut, tmp_path):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.BatchNorm1d(6)).double()
+    trunk = SharedTrunk(backbone, ds.Ensemble(lambda: ds.nets.mlp(6, 3, (5,), dropout=0.3).double(), M), cut=cut)
+    trunk.heads.backend = backend
+    ens = trunk.ensemble()
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, 4, generator=generator, dtype=torch.float64), torch.arange(24) % 3
+    torch.testing.assert_close(ens.eval()(x), trunk.eval()(x))
+    assert all(name.startswith("0.backbone.") for name in ens.shared)
+    assert set(dict(backbone.named_parameters())) <= {name.removeprefix("0.backbone.") for name in ens.shared}
+    before = backbone.state_dict()
+    options = {"epochs": 5, "batch_size": 6, "lr": 0.05}
+    independent = functools.partial(ds.objectives.independent, loss="cross_entropy")
+    ds.fit(ens, (x, y), independent, **options)
+    ds.fit(trunk.heads, (trunk.features(x), y), independent, **options)
+    torch.testing.assert_close(ens.eval()(x), trunk.eval()(x), rtol=1e-8, atol=1e-10)
+    same_state(before, ens.member(0)[0].backbone.state_dict())
+    ens.save(tmp_path)
+    loaded = ds.Ensemble.load(tmp_path, lambda: nn.Sequential(Features(backbone, cut), trunk.heads.member(0)))
+    torch.testing.assert_close(loaded.eval()(x), trunk(x))

@@ -621,5 +621,5 @@ def test_where_a_study_stands(outcomes, claim, news):
     result = Summary("collusion/figure-2", "paper", made, {}, ["data"], [], judged, stale="it is old")
     where = standing(library.load("collusion/figure-2"), [result], "paper")
     assert (where.claim, where.news) == (claim, news)
-    assert where.statements.endswith("(paper, stale)") == bool(outcomes)
+    assert where.statements.endswith("(scale paper, stale)") == bool(outcomes)
     assert standing(library.load("collusion/figure-2"), [result], "reduced").claim == ""

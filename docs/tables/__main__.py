@@ -1,16 +1,16 @@
 """Write the tables and the numbers of these pages from results that benchmarks and studies have left.
 
-Usage: python docs/tables [--check]
+Usage: python docs/tables [--check] [PAGE ...]
 
 A table stands in a page between a comment with its name, such as ``<!-- members -->``, and ``<!-- end -->``. There may
 be nothing between the two: a section whose benchmark has no result yet is left out. A number in a sentence stands
 between ``<!--=name-->`` and ``<!--=-->``. Every module here has the tables (``TABLES``) and the numbers (``values``) of
-one page. With ``--check`` nothing is written, and stale pages are named.
+one page; ``papers`` has those of several. With ``--check`` nothing is written, and stale pages are named.
 """
 
 import re
 import sys
-from types import ModuleType
+from typing import Any
 
 import audit
 import detection
@@ -18,6 +18,7 @@ import diversity
 import estimators
 import masks
 import models
+import papers
 import production
 import readme
 import reliability
@@ -25,9 +26,10 @@ import robustness
 import sharing
 import speed
 import training
+import uncertainty
 from layout import ROOT
 
-PAGES: dict[str, ModuleType] = {
+PAGES: dict[str, Any] = {
     "README.md": readme,
     "docs/audit.md": audit,
     "docs/detection.md": detection,
@@ -41,6 +43,8 @@ PAGES: dict[str, ModuleType] = {
     "docs/sharing.md": sharing,
     "docs/speed.md": speed,
     "docs/training.md": training,
+    "docs/uncertainty.md": uncertainty,
+    **papers.PAGES,
 }
 END = "<!-- end -->"
 VALUE = re.compile(r"<!--=([\w-]+)-->(.*?)<!--=-->", flags=re.DOTALL)
@@ -69,10 +73,15 @@ def with_values(text: str, values: dict[str, str], name: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in ([], ["--check"]):
-        sys.exit("usage: python docs/tables [--check]: write tables and numbers, or name the pages that are stale")
-    pages = {name: rendered(name) for name in PAGES}
-    if sys.argv[1:]:
+    arguments = sys.argv[1:]
+    check = "--check" in arguments
+    names = [name for name in arguments if name != "--check"]
+    if set(names) - set(PAGES):
+        sys.exit(
+            "usage: python docs/tables [--check] [PAGE ...]: write tables and numbers, or name pages that are stale"
+        )
+    pages = {name: rendered(name) for name in names or PAGES}
+    if check:
         stale = [name for name, text in pages.items() if (ROOT / name).read_text() != text]
         sys.exit(f"stale: {', '.join(stale)}; run python docs/tables" if stale else 0)
     for name, text in pages.items():

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from layout import benchmark, benchmark_note, in_words, rounded, span, study, table
 
@@ -33,6 +33,31 @@ def confusion() -> str:
         f"*{data}; {len(made.seeds)} seeds; dissensus {made.version}, {made.hardware}, {made.seconds / 60:.1f} minutes*"
     )
     return f"{table(('how it was made', 'ensembles', *EVIDENCE.values()), rows)}\n\n{note}\n"
+
+
+class Accused(NamedTuple):
+    """Ensembles, and how many of them were called collusive."""
+
+    judged: int
+    accused: int
+
+
+def accused_at_first(evidence: str, *kinds: str) -> Accused:
+    """How often ensembles of these truths or cases were accused by some evidence, before the rules were changed."""
+    rows = benchmark("audit_judged_first")["rows"]
+    entries = [entry for entry in rows if entry["truth"] in kinds or entry["case"] in kinds]
+    return Accused(
+        sum(entry["ensembles"] for entry in entries),
+        sum(entry["said"][evidence].get("collusive", 0) for entry in entries),
+    )
+
+
+def printed() -> str:
+    """What the command prints of the page's example, shortened."""
+    result = benchmark("audit_example")
+    panel = result["printed"][: next(i for i, line in enumerate(result["printed"]) if line.startswith("╰"))]
+    shown = [line for line in panel if not line.startswith("│ Confidence")]
+    return "\n".join(["```console", f"$ {' '.join(result['command'])}", *shown[:7], "  ...", "```\n"])
 
 
 def first_judgement() -> str:
@@ -127,7 +152,14 @@ def coverage() -> str:
     return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
 
 
-TABLES = {"audit": confusion, "first": first_judgement, "sizes": sizes, "size": rotation_size, "coverage": coverage}
+TABLES = {
+    "printed": printed,
+    "audit": confusion,
+    "first": first_judgement,
+    "sizes": sizes,
+    "size": rotation_size,
+    "coverage": coverage,
+}
 
 
 def values() -> dict[str, str]:

@@ -3,8 +3,8 @@
 import re
 from statistics import fmean
 
+from demo_output import demo_result, printed
 from layout import benchmark, mean, point_at, points_by_data, rounded, span, study, study_note, table
-from readme import demo_result
 
 from dissensus.pages.parts import significant
 from dissensus.studies import demo_page
@@ -132,4 +132,4 @@ def values() -> dict[str, str]:
     }
 
 
-TABLES = {"demo": demo, "uci": uci, "networks": networks, "converged": converged}
+TABLES = {"printed": printed, "demo": demo, "uci": uci, "networks": networks, "converged": converged}

@@ -6,6 +6,8 @@ from typing import Any
 
 from layout import BENCHMARKS, benchmark, benchmark_note, no_result, table
 
+from dissensus.pages.parts import counted
+
 Result = Mapping[str, Any]
 
 WAYS = ("by hand", "loop, eager", "loop, graph", "vmap, eager", "vmap, graph", "batched, graph", "streams, graph")
@@ -211,7 +213,7 @@ def attacks(result: Result) -> str:
         ]
         for row in result["rows"]
     ]
-    growth = ", ".join(f"{row['members']} members {row['times_one']:.2f}" for row in result["members"])
+    growth = ", ".join(f"{counted(row['members'], 'member')} {row['times_one']:.2f}" for row in result["members"])
     return f"{table(('attack', *libraries), rows)}\n\nPGD on an ensemble, in times of one network: {growth}."
 
 

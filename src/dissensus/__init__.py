@@ -34,7 +34,7 @@ from dissensus.storage import StorageError
 from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, callbacks, fit, sweep
 from dissensus.trunk import SharedTrunk
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Architecture",

@@ -129,5 +129,6 @@ def check_finite(name: str, x: Tensor) -> None:
     bad = torch.cat([~part.isfinite().reshape(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
-        got = f"NaN or infinity in {int(bad.sum())} examples, first in {first}"
+        count = int(bad.sum())
+        got = f"NaN or infinity in {count} {'example' if count == 1 else 'examples'}, first in {first}"
         checks.refuse(name, "be finite", got, "Drop or fill them.")

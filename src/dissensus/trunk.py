@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from dissensus import checks
 from dissensus.ensemble import Ensemble
+from dissensus.execution import StackedMembers
 from dissensus.execution.exporting import is_exporting
 
 _COPYING = (operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.cat)
@@ -78,8 +79,7 @@ class SharedTrunk(nn.Module):
         """Inputs of the heads: the output of the backbone, or of its layer ``cut``."""
         if self.backbone.training:  # another module that shares it has changed its mode
             self.backbone.eval()
-        x = x.clone()  # the backbone may write into its input
-        features = self.backbone(x) if self.cut is None else output_at(self.backbone, self.cut, x)
+        features = features_of(self.backbone, self.cut, x)
         if not isinstance(features, Tensor):
             name, fix = ("backbone", "Name a layer to `cut` at.") if self.cut is None else ("cut", "Cut elsewhere.")
             requirement = "return one tensor" if self.cut is None else "name a layer that returns one tensor"
@@ -90,9 +90,57 @@ class SharedTrunk(nn.Module):
         """Member outputs."""
         return self.heads(self.features(x))
 
+    def ensemble(self) -> Ensemble:
+        """The same members as an ordinary `Ensemble` that shares the backbone (a copy).
+
+        A member is ``nn.Sequential(Features(backbone, cut), head)``, and all that is possible with an ensemble is
+        possible with it: attacks and audits of whole members, `fit` on inputs instead of features, files that hold the
+        backbone once.
+
+        >>> backbone = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))
+        >>> trunk = SharedTrunk(backbone, Ensemble(lambda: nn.Linear(8, 2), members=5), cut="1")
+        >>> ens = trunk.ensemble()
+        >>> ens.shared[:2], torch.allclose(ens(torch.ones(7, 3)), trunk(torch.ones(7, 3)))
+        (['0.backbone.0.weight', '0.backbone.0.bias'], True)
+        """
+        features = Features(copy.deepcopy(self.backbone), self.cut)
+        heads = (self.heads.member(index) for index in range(self.members))
+        members = (nn.Sequential(features, head).train(self.heads.training) for head in heads)
+        body = StackedMembers.of(members, lambda name: name.startswith("0."))
+        body.output = self.heads.output
+        seed, ids = self.heads.seed, self.heads.member_ids
+        body.set_keys([(seed, member) for member in ids])
+        return Ensemble.around(body, seed, list(ids), self.heads.body.requested_backend)
+
     def extra_repr(self) -> str:
         """The layer at which the backbone ends."""
         return "" if self.cut is None else f"cut={self.cut!r}"
+
+
+class Features(nn.Module):
+    """The first part of a frozen network: its output, or that of its layer ``cut``. It stays in evaluation mode."""
+
+    def __init__(self, backbone: nn.Module, cut: str | None = None) -> None:
+        super().__init__()
+        if cut is not None:
+            _check_name(backbone, cut)
+        self.backbone, self.cut = backbone.requires_grad_(False), cut
+
+    def train(self, mode: bool = True) -> "Features":
+        """Note the mode; the backbone stays in evaluation mode."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def forward(self, x: Shaped[Tensor, "B *S"]) -> Any:
+        """Inputs of a head."""
+        return features_of(self.backbone, self.cut, x)
+
+
+def features_of(backbone: nn.Module, cut: str | None, x: Tensor) -> Any:
+    """The output of a backbone, or of its layer ``cut``."""
+    x = x.clone()  # the backbone may write into its input
+    return backbone(x) if cut is None else output_at(backbone, cut, x)
 
 
 class _Reached(BaseException):

@@ -13,7 +13,7 @@ from dissensus import checks
 from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import LOSSES, AttackLoss, LossName, loss_function
-from dissensus.attacks.norms import Ball, NormName, per_example
+from dissensus.attacks.norms import Ball, Bounds, NormName, per_example
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
 from dissensus.attacks.target_model import Model, PoolName
@@ -97,6 +97,8 @@ class APGDState(NamedTuple):
     x: Inputs
     y: Labels
     target: Labels
+    least: Inputs
+    largest: Inputs
     point: Inputs
     previous: Inputs
     value: Float[Tensor, " B"]
@@ -149,13 +151,14 @@ class _Ascent(NamedTuple):
 
 
 def _run(rows: Examples, ascent: _Ascent, steps: Steps, seed: int, restart: int, rank: int | None) -> Tensor:
-    x = rows.x
+    x, bounds = rows.x, ascent.ball.bounds(rows.x)
     if rank is not None:
         rows = rows._replace(target=_class_of_rank(ascent.problem, rows, rank))
     point = ascent.ball.random(x, keys(x, seed, restart))
     here = ascent.problem.loss_at(point, rows, ascent.loss, ascent.targeted_loss)
     start = APGDState(
         *rows[:3],
+        *bounds,
         point=point,
         previous=point,
         value=here.value,
@@ -181,10 +184,10 @@ def _class_of_rank(problem: AttackProblem, rows: Examples, rank: int) -> Tensor:
 def _updated(state: APGDState, ascent: _Ascent, weight: float) -> APGDState:
     """A gradient step, averaged with the previous step, and the loss at the new point."""
     problem, ball, loss, targeted_loss = ascent
-    length = per_example(state.step_size, state.x)
-    straight = ball.projected(state.x, state.point + length * ball.steepest(state.gradient))
+    length, bounds = per_example(state.step_size, state.x), Bounds(state.least, state.largest)
+    straight = ball.projected(state.x, state.point + length * ball.steepest(state.gradient), bounds)
     averaged = state.point + weight * (straight - state.point) + (1 - weight) * (state.point - state.previous)
-    point = ball.projected(state.x, averaged)
+    point = ball.projected(state.x, averaged, bounds)
     here = problem.loss_at(point, state, loss, targeted_loss)
     better = here.value > state.best_value
     wide = per_example(better, point)

@@ -66,6 +66,7 @@ class Steps:
         count, steps = len(rows.done), len(self.kinds)
         if self.cache.enabled:
             rows = pad(rows, self._padded_size(count))
+        all_rows = len(rows.done)
         result, places = rows, torch.arange(len(rows.done), device=rows.done.device)
         for index in range(steps):
             rows = self._next(rows, index)
@@ -78,6 +79,8 @@ class Steps:
                     kept = torch.cat([going, rows.done.nonzero().squeeze(1)])[:size]
                     result = scatter(result, places, rows)
                     rows, places = select(rows, kept), places[kept]
+        if len(places) == all_rows and not self.cache.enabled:  # the memory of no graph, in the order of the result
+            return rows
         return head(scatter(result, places, rows), count)
 
     def _next(self, rows: Rows, index: int) -> Rows:
@@ -86,9 +89,12 @@ class Steps:
         record = functools.partial(self._recording, rows, kind)
         worthwhile = self.remaining[index] >= WORTH
         graph = self.cache.graph((len(rows.done), kind), record, worthwhile=worthwhile)
-        if graph is None:
-            return unless_done(rows, self.step(rows, kind, numbers))
-        return graph(*rows, numbers)
+        if graph is not None:
+            return graph(*rows, numbers)
+        after = self.step(rows, kind, numbers)
+        if rows.done.device.type == "cpu" and not rows.done.any():  # a GPU would have to be waited for
+            return after
+        return unless_done(rows, after)
 
     def _recording(self, rows: Any, kind: Hashable) -> Recording:
         size = len(rows.done)

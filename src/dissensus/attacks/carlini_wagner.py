@@ -111,13 +111,17 @@ class TanhSpace(NamedTuple):
 
 
 class CarliniWagnerState(NamedTuple):
-    """State of a run: start and shift in tanh space, Adam's moments, the nearest point, the loss to compare with."""
+    """State of a run: start and shift in tanh space, Adam's moments, the nearest point, the loss to compare with.
+
+    ``origin`` is the start in tanh space, and ``start`` is where it leads: x, up to rounding.
+    """
 
     x: Inputs
     y: Labels
     target: Labels
     constant: Numbers
     origin: Inputs
+    start: Inputs
     shift: Inputs
     mean: Inputs
     square: Inputs
@@ -131,19 +135,21 @@ class CarliniWagnerState(NamedTuple):
 def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSpace, step_size: float) -> Steps:
     def step(state: CarliniWagnerState, _kind: None, numbers: Tensor) -> CarliniWagnerState:
         compare, *bias = numbers.unbind()
-        tanh = (state.origin + state.shift).tanh()
+        place = state.origin + state.shift
+        tanh = place.tanh()
         point = space.inputs(tanh, problem)
         here = problem.loss_at(point, state, settings.loss)
         success = settings.is_adversarial(problem, here.scores, state)
         nearest = nearer(
             Nearest(state.best, state.distance, state.success), point, l2_lengths(point - state.x), success
         )
-        change = point - space.inputs(state.origin.tanh(), problem)
+        change = point - state.start
         value = sums(change.flatten(1).square()) - state.constant * here.value
         converged, reference = settings.converged(compare, value, state.reference)
         gradient = 2 * change - per_example(state.constant, point) * here.gradient
-        move, mean, square = _adam(gradient * space.scale * (1 - tanh.square()), state.mean, state.square, *bias)
-        shift = space.clipped(state.origin + state.shift - step_size * move) - state.origin
+        gradient = gradient.mul_(space.scale).mul_(1 - tanh.square_())
+        move, mean, square = _adam(gradient, state.mean, state.square, *bias)
+        shift = space.clipped(place - move.mul_(step_size)) - state.origin
         return state._replace(
             shift=shift, mean=mean, square=square, reference=reference, done=converged, **nearest._asdict()
         )
@@ -163,10 +169,12 @@ def _run(
     steps: Steps,
 ) -> Nearest:
     zeros, false = torch.zeros_like(rows.x), torch.zeros_like(nearest.success)
+    origin = space.coordinates(rows.x)
     start = CarliniWagnerState(
         *rows[:3],
         constant,
-        origin=space.coordinates(rows.x),
+        origin=origin,
+        start=space.inputs(origin.tanh(), problem),
         shift=zeros,
         mean=zeros,
         square=zeros,
@@ -186,6 +194,7 @@ def _adam(
     gradient: Inputs, mean: Inputs, square: Inputs, mean_correction: Number, square_correction: Number
 ) -> tuple[Inputs, Inputs, Inputs]:
     """Adam's step at learning rate one, and its new moments; the corrections are 1 − β₁ᵏ and 1 − β₂ᵏ."""
-    mean = 0.9 * mean + 0.1 * gradient
-    square = 0.999 * square + 0.001 * gradient.square()
-    return mean / mean_correction / ((square / square_correction).sqrt() + 1e-8), mean, square
+    mean = (0.9 * mean).add_(0.1 * gradient)
+    square = (0.999 * square).add_(gradient.square().mul_(0.001))
+    spread = (square / square_correction).sqrt_().add_(1e-8)
+    return (mean / mean_correction).div_(spread), mean, square

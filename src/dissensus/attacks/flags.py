@@ -7,6 +7,7 @@ model is robust. Every threshold leaves room for chance, and its comment gives t
 from typing import NamedTuple
 
 from dissensus.attacks.diagnostics import AttackDiagnostics, ModelDiagnostics
+from dissensus.pages.parts import counted
 
 CHANCE = 0.02
 """Share of examples, at least two, by which attacks may violate their expected order: runs from random starts differ on
@@ -94,7 +95,8 @@ def _gradients(model: ModelDiagnostics) -> Flag:
     return Flag(
         "gradients",
         model.zero > ZERO_GRADIENTS or model.nonfinite > 0,
-        f"no gradient for {model.zero:.0%} of {model.right} examples, NaN or infinities for {model.nonfinite:.0%}",
+        f"no gradient for {model.zero:.0%} of {counted(model.right, 'example')}, NaN or infinities for"
+        f" {model.nonfinite:.0%}",
         "Attacks that follow gradients cannot move such examples, and count them as robust.",
         "Trust losses of logits, transfer and Square rather than cross-entropy; look for huge logits, rounding or "
         "operations without a gradient in the model.",
@@ -176,7 +178,9 @@ def _steps(attacks: AttackDiagnostics) -> Flag:
     return Flag(
         "more steps weaker",
         worst > chance_margin(attacks.examples),
-        f"{pair[1]} steps leave {worst} examples more than {pair[0]}" if worst else "more steps leave no more",
+        f"{pair[1]} steps leave {counted(worst, 'example')} more than {pair[0]}"
+        if worst
+        else "more steps leave no more",
         "An attack with more steps should be stronger: its steps do not follow the loss.",
         "Use APGD, which chooses its steps, with restarts; look at the loss along one attack.",
     )

@@ -12,7 +12,7 @@ from dissensus import checks
 from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import cross_entropy
-from dissensus.attacks.norms import LARGEST, Ball, NormName, Reach, l1_lengths, per_example
+from dissensus.attacks.norms import LARGEST, Ball, Bounds, NormName, Reach, l1_lengths, per_example
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
 from dissensus.attacks.target_model import Model, PoolName
@@ -63,7 +63,8 @@ def gradient_attack(
 ) -> Adversarial:
     """Take gradient steps, once for every restart, and test where they lead."""
     settings.check()
-    with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
+    reused = not settings.random_start
+    with attack_problem(model, x, y, target=target, pool=pool, box=box, differentiable=reused) as problem:
         ball = Ball.checked(settings.norm, settings.epsilon, (problem.low, problem.high), x)
         run = functools.partial(_run, ball=ball, settings=settings, steps=_steps(problem, ball, settings))
         runs = [functools.partial(run, restart=restart) for restart in range(settings.restarts)]
@@ -103,7 +104,8 @@ def perturbed(
         norm, epsilon, steps, step_size, path, stop=False, random_start=random_start, seed=seed, decay=decay
     )
     settings.check()
-    with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
+    reused = not random_start
+    with attack_problem(model, x, y, target=target, pool=pool, box=box, differentiable=reused) as problem:
         ball = Ball.checked(norm, epsilon, (problem.low, problem.high), x)
         return _run(problem.examples, ball, settings, _steps(problem, ball, settings), 0).to(x.device)
 
@@ -114,6 +116,9 @@ class GradientState(NamedTuple):
     x: Inputs
     y: Labels
     target: Labels
+    position: Labels
+    least: Inputs
+    largest: Inputs
     point: Inputs
     momentum: Inputs
     done: Bool[Tensor, " B"]
@@ -123,31 +128,47 @@ def _run(rows: Examples, ball: Ball, settings: GradientSteps, steps: Steps, rest
     x = rows.x
     start = ball.random(x, keys(x, settings.seed, restart)) if settings.random_start else x
     done = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    return steps.carried_out(GradientState(*rows[:3], start, torch.zeros_like(x), done)).point
+    return steps.carried_out(GradientState(*rows, *ball.bounds(x), start, torch.zeros_like(x), done)).point
+
+
+CLEAN = "clean"
+"""The kind of a first step from clean inputs. Its forward pass is the one with which the problem began."""
 
 
 def _steps(problem: AttackProblem, ball: Ball, settings: GradientSteps) -> Steps:
-    def step(state: GradientState, _kind: None, _numbers: Tensor) -> GradientState:
-        here = problem.loss_at(state.point, state, cross_entropy)
+    def step(state: GradientState, kind: str | None, _numbers: Tensor) -> GradientState:
+        if kind == CLEAN:
+            here = problem.loss_at_clean(state, state.position, cross_entropy)
+        else:
+            here = problem.loss_at(state.point, state, cross_entropy)
+        bounds = Bounds(state.least, state.largest)
         point, momentum = updated(
-            state.point, here.gradient, state.momentum, state.x, ball, settings.length, settings.decay
+            state.point, here.gradient, state.momentum, state.x, ball, bounds, settings.length, settings.decay
         )
         if not settings.stop:
             return state._replace(point=point, momentum=momentum)
         point = torch.where(per_example(here.is_adversarial, point), state.point, point)
         return state._replace(point=point, momentum=momentum, done=here.is_adversarial)
 
-    return Steps(step, [None] * settings.steps, capture=problem.capture)
+    first = None if settings.random_start else CLEAN
+    return Steps(step, [first, *[None] * (settings.steps - 1)], capture=problem.capture)
 
 
 def updated(
-    point: Inputs, gradient: Inputs, momentum: Inputs, x: Inputs, ball: Ball, step_size: Reach, decay: float | None
+    point: Inputs,
+    gradient: Inputs,
+    momentum: Inputs,
+    x: Inputs,
+    ball: Ball,
+    bounds: Bounds,
+    step_size: Reach,
+    decay: float | None,
 ) -> tuple[Inputs, Inputs]:
     """Point after a step along the gradient, or along its decaying sum (``decay``), projected; and the new sum."""
     if decay is not None:
         scale = l1_lengths(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
         gradient = momentum = decay * momentum + gradient / per_example(scale, gradient)
-    return ball.projected(x, point + step_size * ball.steepest(gradient)), momentum
+    return ball.projected(x, point + step_size * ball.steepest(gradient), bounds), momentum
 
 
 def climbed(
@@ -179,7 +200,7 @@ def climbed(
     >>> climbed(torch.ones_like, x, x, ball=ball, steps=3, step_size=0.1)
     tensor([[0.7500, 1.0000]])
     """
-    point, momentum = start, torch.zeros_like(x)
+    point, momentum, bounds = start, torch.zeros_like(x), ball.bounds(x)
     for _ in range(steps):
-        point, momentum = updated(point, gradient(point), momentum, x, ball, step_size, decay)
+        point, momentum = updated(point, gradient(point), momentum, x, ball, bounds, step_size, decay)
     return point

@@ -24,6 +24,13 @@ SLACK = 1e-6
 """Relative amount by which an L2 length may exceed ε, because sums are rounded."""
 
 
+class Bounds(NamedTuple):
+    """Smallest and largest value that each number of a point may take."""
+
+    least: Points
+    largest: Points
+
+
 def linf_lengths(change: Points) -> Lengths:
     """Largest absolute change of each example.
 
@@ -67,8 +74,9 @@ def sums(values: Float[Tensor, "B D"]) -> Lengths:
     tensor([7.])
     """
     while values.shape[1] > 1:
-        half = (values.shape[1] + 1) // 2
-        values = values[:, :half] + F.pad(values[:, half:], (0, 2 * half - values.shape[1]))
+        half, odd = (values.shape[1] + 1) // 2, values.shape[1] % 2
+        other = values[:, half:]
+        values = values[:, :half] + (F.pad(other, (0, 1)) if odd else other)
     return values.squeeze(1)
 
 
@@ -95,9 +103,17 @@ def toward(x: Points, change: Points) -> Points:
     return torch.where((moved - x).abs() > change.abs(), torch.nextafter(moved, x), moved)
 
 
-def _linf_projected(x: Points, moved: Points, epsilon: Reach) -> Points:
+def _linf_bounds(x: Points, epsilon: Reach) -> Bounds:
     reach = epsilon.expand_as(x) if isinstance(epsilon, Tensor) else torch.full_like(x, epsilon)
-    return torch.minimum(torch.maximum(moved, toward(x, -reach)), toward(x, reach))
+    return Bounds(toward(x, -reach), toward(x, reach))
+
+
+def _no_bounds(x: Points, _epsilon: Reach) -> Bounds:
+    return Bounds(torch.full_like(x, -torch.inf), torch.full_like(x, torch.inf))
+
+
+def _inside_its_bounds(_x: Points, moved: Points, _epsilon: Reach) -> Points:
+    return moved
 
 
 def _l2_projected(x: Points, moved: Points, epsilon: Reach) -> Points:
@@ -124,15 +140,17 @@ class Norm(NamedTuple):
     lengths: Callable[[Points], Lengths]
     steepest: Callable[[Points], Points]
     """Step of length one with the steepest ascent along a gradient."""
+    bounds: Callable[[Points, Reach], Bounds]
+    """Bounds of points within ε of x. In L∞ they are the ball."""
     projected: Callable[[Points, Points, Reach], Points]
-    """Nearest point within ε of x."""
+    """Nearest point within ε of x, up to the bounds."""
     random: Callable[[Points, Int[Tensor, " B"]], Points]
     """Uniform draw from the ball of radius one."""
 
 
 NORMS: dict[str, Norm] = {
-    "linf": Norm(linf_lengths, torch.sign, _linf_projected, _linf_random),
-    "l2": Norm(l2_lengths, unit, _l2_projected, _l2_random),
+    "linf": Norm(linf_lengths, torch.sign, _linf_bounds, _inside_its_bounds, _linf_random),
+    "l2": Norm(l2_lengths, unit, _no_bounds, _l2_projected, _l2_random),
 }
 
 
@@ -177,9 +195,18 @@ class Ball(NamedTuple):
         """Steps of length one with the steepest ascent along a gradient; zero where the gradient is zero."""
         return NORMS[self.norm].steepest(gradient)
 
-    def projected(self, x: Points, moved: Points) -> Points:
-        """Nearest points of the ball around x, then clipped to the box, which takes no point farther from x."""
-        return NORMS[self.norm].projected(x, moved, self.epsilon).clamp(self.low, self.high)
+    def bounds(self, x: Points) -> Bounds:
+        """Bounds of the points around x, in ball and box: computed once for all points that are projected."""
+        least, largest = NORMS[self.norm].bounds(x, self.epsilon)
+        return Bounds(least.clamp(self.low, self.high), largest.clamp(self.low, self.high))
+
+    def projected(self, x: Points, moved: Points, bounds: Bounds | None = None) -> Points:
+        """Nearest points of the ball around x, then clipped to the box, which takes no point farther from x.
+
+        ``bounds`` are those of x, if they are known.
+        """
+        least, largest = self.bounds(x) if bounds is None else bounds
+        return NORMS[self.norm].projected(x, moved, self.epsilon).clamp(least, largest)
 
     def random(self, x: Points, key: Int[Tensor, " B"]) -> Points:
         """Points drawn uniformly from the ball around x, then clipped to the box."""

@@ -7,8 +7,25 @@ from dissensus.attacks.flags import Flag
 from dissensus.attacks.robustness import CurvePoint, Robustness
 from dissensus.metrics import Interval
 from dissensus.pages import Badge, Cell, Drawing, FactList, Number, Page, PageTable, Section, Text, style
+from dissensus.pages.parts import counted
 
 NORMS = {"linf": "L∞", "l2": "L2"}
+_BALLS = {
+    "linf": "of every number of an input, such as a pixel",
+    "l2": "of a whole input, as the root of the sum of squared changes",
+}
+_LONGEST_NAME = 26
+"""Characters of an attack's name beside its bar."""
+_ATTACK_COLUMNS = {
+    "attack": "",
+    "kind": "white-box attacks follow gradients, black-box ones only ask for outputs, and transfer crafts on another "
+    "network",
+    "accuracy left": "share of examples that are still classified correctly",
+    "examples": "what the accuracy refers to",
+    "attacked": "those that were still classified correctly before it",
+    "seconds": "",
+}
+"""Columns of the table of attacks, with what they hold where the name does not say it."""
 
 
 def page(result: Robustness, title: str) -> Page:
@@ -21,11 +38,8 @@ def page(result: Robustness, title: str) -> Page:
         f"Robustness: {title}",
         [
             Badge(flags_raised, "bad" if result.flags else "none"),
-            Text(f"{result.sentence}, at ε = {ball}.", "lead"),
-            Text(
-                "ε is the largest change that an attack may make: of every pixel in L∞, of the whole image in L2.",
-                "note",
-            ),
+            Text(f"At ε = {ball}, {result.sentence}.", "lead"),
+            Text(f"ε is the largest change that an attack may make: {_BALLS[facts['norm']]}.", "note"),
             *(Text(_flag_in_words(flag), "finding") for flag in result.flags),
             *drawings(result),
             Section("Every attack", [*map(Text, result.notes()), _attack_table(result)]),
@@ -36,7 +50,7 @@ def page(result: Robustness, title: str) -> Page:
                         "Attacks that are too weak make a model look robust. These checks look for signs of it. A "
                         "check that is not raised has seen no such sign, and proves no more than that."
                     ),
-                    PageTable(("check", "flag", "seen", "what it would mean"), check_rows, narrow="cards"),
+                    PageTable(("check", "flag", "what was seen", "what it would mean"), check_rows, narrow="cards"),
                 ],
             ),
             Section(
@@ -85,7 +99,9 @@ def _attack_table(result: Robustness) -> PageTable:
         for attack in result.attacks
     ]
     rows.append(["worst case", "", _share(result.worst), examples, "", ""])
-    return PageTable(("attack", "kind", "accuracy left", "of examples", "attacked", "seconds"), rows, narrow="cards")
+    return PageTable(
+        tuple(_ATTACK_COLUMNS), rows, "cards", {name: note for name, note in _ATTACK_COLUMNS.items() if note}
+    )
 
 
 def _share(share: Interval) -> Number:
@@ -94,7 +110,7 @@ def _share(share: Interval) -> Number:
 
 def drawings(result: Robustness) -> list[Drawing]:
     """Figures with their captions."""
-    examples = f"the first {result.facts['probed']:,} examples"
+    examples = f"the first {counted(result.facts['probed'], 'example')}"
     order = "under it and all attacks before it" if result.facts["on_survivors"] else "under it alone"
     return [
         Drawing(
@@ -123,7 +139,7 @@ def _accuracy_by_attack(result: Robustness) -> Any:
         below, above = max(share.value - share.low, 0.0), max(share.high - share.value, 0.0)
         axes.barh(place, share.value, color=colour, alpha=0.85, height=0.62)
         axes.errorbar(share.value, place, xerr=[[below], [above]], color=style.INK, linewidth=1.2, capsize=2.5)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [style.shortened(name, _LONGEST_NAME) for name, _ in rows])
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="accuracy")
     style.percent_axis(axes.xaxis)

@@ -93,12 +93,18 @@ class AttackProblem:
         box: Box,
         input_device: torch.device,
         capture: Capture | None = None,
+        differentiable: bool = False,
     ) -> None:
         self.model, self.examples, self.targeted, self.input_device = model, examples, targeted, input_device
         self.low, self.high = box
         self.capture = capture
         """How steps are captured in graphs; None: they run eagerly."""
-        outputs = model.outputs(examples.x)
+        clean = examples.x.detach()
+        with torch.enable_grad() if differentiable else nullcontext():
+            outputs = model.outputs(clean.requires_grad_(differentiable))
+        self.clean_pass = (clean, outputs) if differentiable else None
+        """Clean inputs and the outputs there, until a gradient has been taken; None: without gradients."""
+        outputs = outputs.detach()
         self.classes = outputs.shape[-1]
         self.clean_scores = model.pooled_scores(outputs)
         self.nonfinite_gradients = torch.zeros((), dtype=torch.int64, device=examples.x.device)
@@ -128,15 +134,45 @@ class AttackProblem:
         targeted_loss = self.targeted if targeted_loss is None else targeted_loss
         with torch.enable_grad():
             point = point.detach().requires_grad_()
-            outputs = self.model.outputs(point)
-            scores = self.model.attacked_scores(outputs)
+            return self._loss_of(point, self.model.outputs(point), rows, loss, targeted_loss)
+
+    def loss_at_clean(self, rows: HasLabels, position: Integer[Tensor, " b"], loss: AttackLoss) -> LossAtPoint:
+        """`loss_at` the clean inputs of some rows, without a forward pass of its own the first time.
+
+        The pass with which the problem began is used, for which ``differentiable`` must be set. Its backward pass goes
+        through all examples, which does not pay if most of them are not among the rows.
+        """
+        clean_pass, self.clean_pass = self.clean_pass, None
+        if clean_pass is None or 2 * len(position) <= len(self.examples.x):
+            return self.loss_at(self.examples.x[position], rows, loss)
+        everything = position is self.examples.position
+        return self._loss_of(*clean_pass, rows, loss, self.targeted, None if everything else position)
+
+    def _loss_of(
+        self,
+        point: Tensor,
+        outputs: Float[Tensor, "M B C"],
+        rows: HasLabels,
+        loss: AttackLoss,
+        targeted_loss: bool,
+        position: Integer[Tensor, " b"] | None = None,
+    ) -> LossAtPoint:
+        """Loss, gradient and success, from outputs at a point; only at some positions, if they are given."""
+        with torch.enable_grad():
+            selected = outputs if position is None else outputs[:, position]
+            scores = self.model.attacked_scores(selected)
             value = loss(scores, rows.y, rows.target if targeted_loss else None).sum(0)
-            (gradient,) = self.gradients(point, value)
-        pooled = self.model.pooled_scores(outputs.detach())
+            (gradient,) = self.gradients(point, value, position=position)
+        pooled = self.model.pooled_scores(selected.detach())
         return LossAtPoint(value.detach(), gradient, self.is_adversarial(pooled, rows), pooled)
 
-    def gradients(self, point: Tensor, *values: Float[Tensor, " B"]) -> list[Tensor]:
-        """Gradients of several values at one point. NaN becomes zero, and infinities the largest finite number."""
+    def gradients(
+        self, point: Tensor, *values: Float[Tensor, " B"], position: Integer[Tensor, " b"] | None = None
+    ) -> list[Tensor]:
+        """Gradients of several values at one point. NaN becomes zero, and infinities the largest finite number.
+
+        With ``position``, only the rows there are returned.
+        """
         if not all(value.requires_grad for value in values):
             self._refuse_without_gradient()
         gradients: list[Tensor] = []
@@ -145,7 +181,9 @@ class AttackProblem:
             (gradient,) = torch.autograd.grad(value.sum(), point, retain_graph=retain, allow_unused=True)
             if gradient is None:
                 self._refuse_without_gradient()
-            self.nonfinite_gradients.add_((~gradient.isfinite()).flatten(1).any(1).sum())
+            gradient = gradient if position is None else gradient[position]
+            largest = gradient.flatten(1).abs().amax(1)  # NaN if there is any
+            self.nonfinite_gradients.add_((~largest.isfinite()).sum())
             gradients.append(gradient.nan_to_num(nan=0.0))
         return gradients
 
@@ -188,7 +226,8 @@ class AttackProblem:
             remaining = (~success).nonzero().squeeze(1)
             if len(remaining) == 0:
                 break
-            rows = Examples(*(tensor[remaining] for tensor in self.examples))
+            everything = len(remaining) == len(x)
+            rows = self.examples if everything else Examples(*(tensor[remaining] for tensor in self.examples))
             candidates = run(rows)
             verified, length = self.verify(candidates, rows, lengths, limit)
             solved = remaining[verified]
@@ -204,11 +243,19 @@ class AttackProblem:
 
 @contextmanager
 def attack_problem(
-    model: Model, x: Tensor, y: Tensor, *, target: Tensor | None, pool: PoolName, box: Box
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    target: Tensor | None,
+    pool: PoolName,
+    box: Box,
+    differentiable: bool = False,
 ) -> Iterator[AttackProblem]:
     """The checked problem, on the model's device. The model is in evaluation mode until the context ends.
 
-    Works inside ``torch.no_grad()`` and ``torch.inference_mode()`` too.
+    Works inside ``torch.no_grad()`` and ``torch.inference_mode()`` too. ``differentiable`` keeps the first pass for
+    `AttackProblem.loss_at_clean`.
     """
     low, high = checked_box(x, box)
     _check_inputs(x, low, high)
@@ -223,7 +270,7 @@ def attack_problem(
         examples = Examples(inputs, labels, targets, torch.arange(len(x), device=device))
         with _misfits_told(model, inputs):
             problem = AttackProblem(
-                TargetModel(model, pool), examples, target is not None, (low, high), x.device, capture
+                TargetModel(model, pool), examples, target is not None, (low, high), x.device, capture, differentiable
             )
         invalid = int((~is_valid(problem.clean_scores)).sum())
         if invalid:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from dissensus.attacks.flags import Flag
 from dissensus.metrics import Interval
+from dissensus.pages.parts import counted
 
 HEADER = ("attack", "kind", "left", "95 % interval", "of", "tried", "seconds")
 """Columns of `Robustness.table`."""
@@ -69,8 +70,8 @@ class Robustness:
         """The headline."""
         worst, facts = self.worst, self.facts
         return (
-            f"{worst.value:.1%} of {facts['examples']:,} examples are left in the worst case"
-            f" ({worst.low:.1%} to {worst.high:.1%}), of {self.clean.value:.1%} that were right without an attack"
+            f"{worst.value:.1%} of {counted(facts['examples'], 'example')} ({worst.low:.1%} to {worst.high:.1%})"
+            f" are still classified correctly in the worst case; without an attack, {self.clean.value:.1%} are"
         )
 
     @property

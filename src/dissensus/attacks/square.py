@@ -12,7 +12,7 @@ from dissensus import checks
 from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import cross_entropy, margin
-from dissensus.attacks.norms import Ball, NormName, l2_lengths, per_example, sums
+from dissensus.attacks.norms import Ball, Bounds, NormName, l2_lengths, per_example, sums
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, HasLabels, attack_problem
 from dissensus.attacks.random_numbers import Word, keys, random_integers, random_signs, uniform
 from dissensus.attacks.target_model import Model, PoolName
@@ -116,6 +116,8 @@ class SquareState(NamedTuple):
     x: Inputs
     y: Labels
     target: Labels
+    least: Inputs
+    largest: Inputs
     key: Keys
     point: Inputs
     value: Float[Tensor, " B"]
@@ -126,20 +128,20 @@ class SquareState(NamedTuple):
 def _search(rows: Examples, problem: AttackProblem, ball: Ball, key: Keys, steps: Steps) -> SquareState:
     initial_change = _stripes if ball.norm == "linf" else _tiles
     change = initial_change(_images(rows.x), key).to(rows.x.dtype)
-    point = ball.projected(rows.x, rows.x + (float(ball.epsilon) * change).view(rows.x.shape))
+    bounds = ball.bounds(rows.x)
+    point = ball.projected(rows.x, rows.x + (float(ball.epsilon) * change).view(rows.x.shape), bounds)
     value, is_adversarial = _loss(problem, point, rows)
-    return steps.carried_out(SquareState(*rows[:3], key, point, value, torch.ones_like(rows.position), is_adversarial))
+    queries = torch.ones_like(rows.position)
+    return steps.carried_out(SquareState(*rows[:3], *bounds, key, point, value, queries, is_adversarial))
 
 
 def _steps(problem: AttackProblem, ball: Ball, share: float, queries: int) -> Steps:
     """All queries but the first. Steps are of one kind if their squares have one size; each draws by its number."""
-    epsilon = float(ball.epsilon)
     proposal = _linf_proposal if ball.norm == "linf" else _l2_proposal
 
     def step(state: SquareState, part: float, numbers: Tensor) -> SquareState:
         (number,) = numbers.unbind()
-        moved = proposal(_images(state.point), _images(state.x), part, state.key, number, epsilon)
-        point = ball.projected(state.x, moved.view(state.x.shape))
+        point = proposal(state, part, number, ball)
         value, is_adversarial = _loss(problem, point, state)
         better = (value > state.value) | is_adversarial
         return state._replace(
@@ -175,15 +177,17 @@ def _stripes(x: Images, key: Keys) -> Images:
     return random_signs(uniform(key, (x.shape[1], 1, x.shape[3]), 0)).expand(x.shape)
 
 
-def _linf_proposal(point: Images, x: Images, share: float, key: Keys, index: Word, epsilon: float) -> Images:
-    """Proposal in L∞: x ± ε inside a new square, with one sign per channel."""
-    channels, height, width = x.shape[1:]
+def _linf_proposal(state: SquareState, share: float, index: Word, _ball: Ball) -> Inputs:
+    """Proposal in L∞: x ± ε inside a new square, with one sign per channel. These are the bounds of the ball."""
+    point, least, largest = map(_images, (state.point, state.least, state.largest))
+    channels, height, width = point.shape[1:]
     side = max(round(math.sqrt(share * height * width)), 1)
     tall = min(side, height)
     wide = min(side if side <= height else round(share * width), width)
-    numbers = uniform(key, (2 + channels, 1, 1), index)
+    numbers = uniform(state.key, (2 + channels, 1, 1), index)
     inside = _window(numbers[:, :2], (height, width), (tall, max(wide, 1))).inside
-    return torch.where(inside, x + epsilon * random_signs(numbers[:, 2:]).to(x.dtype), point)
+    edge = torch.where(random_signs(numbers[:, 2:]) < 0, least, largest)
+    return torch.where(inside, edge, point).view(state.point.shape)
 
 
 def _tiles(x: Images, key: Keys) -> Images:
@@ -201,17 +205,18 @@ def _tiles(x: Images, key: Keys) -> Images:
     return change / per_example(l2_lengths(change), change)
 
 
-def _l2_proposal(point: Images, x: Images, share: float, key: Keys, index: Word, epsilon: float) -> Images:
+def _l2_proposal(state: SquareState, share: float, index: Word, ball: Ball) -> Inputs:
     """Proposal in L2: the change of one window moves to another window, and two bumps are added there.
 
     Each channel keeps its budget, and the budget that clipping to the box left unused is spent again.
     """
+    x, epsilon = _images(state.x), float(ball.epsilon)
     channels, height, width = x.shape[1:]
-    change = point - x
+    change = _images(state.point) - x
     side = max(round(math.sqrt(share * height * width)), 3)
     largest = min(height, width)
     side = min(side + 1 - side % 2, largest - 1 + largest % 2)  # odd
-    numbers = uniform(key, (5 + channels, 1, 1), index)
+    numbers = uniform(state.key, (5 + channels, 1, 1), index)
     new_window, old_window = (_window(numbers[:, i : i + 2], (height, width), (side, side)) for i in (0, 2))
     bump = _bumps(side, change)
     row, column, inside = new_window.row, new_window.column, new_window.inside
@@ -223,7 +228,8 @@ def _l2_proposal(point: Images, x: Images, share: float, key: Keys, index: Word,
     used = _channel_lengths(torch.where(inside | old_window.inside, change, 0.0)).square()
     new = new / (_channel_lengths(new) + TINY) * (unused + used).sqrt()
     moved = torch.where(inside, new, torch.where(old_window.inside, 0.0, change))
-    return x + epsilon * moved / (per_example(l2_lengths(moved), moved) + TINY)
+    moved = x + epsilon * moved / (per_example(l2_lengths(moved), moved) + TINY)
+    return ball.projected(state.x, moved.view(state.x.shape), Bounds(state.least, state.largest))
 
 
 class Window(NamedTuple):

@@ -203,7 +203,8 @@ def _offsets(test: TallyTests, level: float, dominated: bool) -> Evidence:
         COLLUSIVE,
         _ruled_out(result) if dominated else result,  # one member is as good as the pool: only the others are off
         level,
-        f"{result.value:.0%} of members' own loss is {OFFSETS} of their {where}, which cancel in the ensemble",
+        f"{result.value:.0%} of the members' own loss comes from {OFFSETS} of their {where}, which cancel in the "
+        "ensemble",
     )
 
 
@@ -216,24 +217,24 @@ def _ownership(ownership: testing.Ownership, limits: Limits, level: float) -> Ev
         COLLUSIVE,
         weight if tested else _ruled_out(weight),
         level,
-        "on training data the ensemble's loss is at its minimum, and the members' losses are not, as after joint "
-        f"training: the weight that this reveals is {min(weight.value, 1.0):.2f} (0 for members trained alone), and "
-        f"scaling each member's outputs down would save {ownership.overstated.value:.0%} of its training loss",
+        "on training data the ensemble's loss is at its minimum and the members' losses are not, as after joint "
+        f"training: the ensemble's loss had an estimated weight of {min(weight.value, 1.0):.2f} (0 for members trained "
+        f"alone), and scaling each member's outputs down would save {ownership.overstated.value:.0%} of its loss",
     )
 
 
 def _gap(test: TallyTests, train: AuditTally, level: float, trained_on_all: bool) -> Evidence:
     share, gap = testing.pool_gap(test.tally, train, test.limits.leaning[0 if trained_on_all else 1], test.limits.gap)
-    usual = "next to none" if trained_on_all else "at most half"
+    usual = "close to 0%" if trained_on_all else "at most 50%"
     return _answer(
         "Does the ensemble fit training data that no member fits?",
         "share of the ensemble's generalisation gap that no member has",
         COLLUSIVE,
         share._replace(p=_both(share, gap)),
         level,
-        f"the ensemble fits its training data (its error is {significant(gap.value)} times as large on test data) and "
-        f"no member does: {min(share.value, 1.0):.0%} of that gap is the ensemble's alone, where members trained "
-        f"alone leave {usual}",
+        f"the ensemble fits its training data (its error is {significant(gap.value)} times as large on test data) but "
+        f"no member does: {min(share.value, 1.0):.0%} of that gap appears only when members are pooled, where members "
+        f"that were trained alone show {usual}",
     )
 
 
@@ -243,14 +244,14 @@ def _comparison(test: TallyTests, reference: AuditTally, level: float) -> Eviden
     worth_it = result.pool.p < 0.05 and result.pool.value < limits.paid
     tested = result.cancels > limits.cancels and not worth_it
     return _answer(
-        "Are members worse than a reference's, for errors that cancel and an ensemble that is no better?",
+        "Are members worse than a reference's, although their ensemble is no better?",
         "members' error over the reference's",
         COLLUSIVE,
         result.members if tested else _ruled_out(result.members),
         level,
-        f"members have {result.members.value:,.2f} times the error of the reference's, {min(result.cancels, 1.0):.0%} "
-        "of the additional error cancels in the ensemble, and the ensemble is not better for it "
-        f"({result.pool.value:,.2f} times the reference's error)",
+        f"members err {result.members.value:,.2f} times as much as the reference's members, "
+        f"{min(result.cancels, 1.0):.0%} of the additional error cancels when they are pooled, and the ensemble is no "
+        f"better than the reference (its error is {result.pool.value:,.2f} times the reference's)",
     )
 
 
@@ -300,8 +301,8 @@ def _redundancy(test: TallyTests) -> Evidence:
         REDUNDANT,
         test.gain,
         test.limits.redundant_level,
-        f"pooling takes {test.gain.value:.1%} off the members' error (their errors have a correlation of "
-        f"{test.error_correlation:.2f}): they say the same",
+        f"pooling takes only {test.gain.value:.1%} off the members' error, since members make nearly the same errors "
+        f"(their correlation is {test.error_correlation:.2f})",
     )
 
 

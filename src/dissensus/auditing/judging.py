@@ -24,6 +24,7 @@ from dissensus.auditing.evidence import (
     gather_evidence,
 )
 from dissensus.auditing.tallying import AuditTally
+from dissensus.pages.parts import counted
 
 VERDICTS = (UNSKILLED, COLLUSIVE, DOMINATED, REDUNDANT, UNDECIDED, HEALTHY)
 """In the order in which rules are asked: the first that applies is the verdict."""
@@ -49,9 +50,15 @@ def judge(audited: Audited) -> Judgement:
     if tally.members < 2:
         return Judgement(UNDECIDED, ["one member has no diversity to judge"], ["Give at least two members."])
     if tally.units < FEWEST:
-        return Judgement(UNDECIDED, [f"{_amount(tally)} are too few to tell"], [f"Give at least {FEWEST}."])
+        return Judgement(
+            UNDECIDED,
+            [f"{_amount(tally)} {'is' if tally.units == 1 else 'are'} too few to tell"],
+            [f"Give at least {FEWEST}."],
+        )
     if float(testing.member_error(tally).sum()) == 0:
-        return Judgement(REDUNDANT, ["no member ever errs: one would do"], ["Keep one member, or find harder data."])
+        return Judgement(
+            REDUNDANT, ["no member ever errs, so one is enough"], ["Keep one member, or find harder data."]
+        )
     evidence = gather_evidence(audited)
     verdict, reasons, advice = _verdict(audited, evidence)
     return Judgement(verdict, reasons, advice, tuple(evidence), _confidence(tally, evidence))
@@ -80,7 +87,7 @@ def _verdict(audited: Audited, evidence: list[Evidence]) -> tuple[str, list[str]
     gain, correlation = test.gain.value, test.error_correlation
     why = (
         f"the ensemble predicts better than a constant, pooling takes {gain:.0%} off the members' error, and no test "
-        f"speaks against members that were trained independently (their errors have a correlation of {correlation:.2f})"
+        f"shows that members lean on each other (the correlation of their errors is {correlation:.2f})"
     )
     return HEALTHY, [why], _not_excluded(audited)
 
@@ -122,31 +129,32 @@ def _not_excluded(audited: Audited) -> list[str]:
     if audited.reference is not None or (audited.train is not None and audited.in_bag_known):
         return []
     return [
-        "Not excluded: members that were trained on a joint loss, which outputs on test data do not always show. "
-        + _what_to_bring(audited)
+        "Joint training is not excluded, since outputs on test data do not always show it. " + _what_to_bring(audited)
     ]
 
 
 def _confidence(tally: AuditTally, evidence: list[Evidence]) -> str:
     """The amount of data, and the smallest effect that it can show."""
     few = tally.units < FEW_EXAMPLES or tally.members < FEW_MEMBERS
-    words = f"{'low' if few else 'good'} ({tally.members} members, {_amount(tally)})"
+    words = f"{'low' if few else 'good'} ({counted(tally.members, 'member')}, {_amount(tally)})"
     for item in evidence:
         if OFFSETS in item.measure and item.error == item.error:
             least = item.line + 3.5 * item.error
-            words += f"; constant offsets are called collusive here from {least:.0%} of members' loss on"
+            words += f"; with this data, constant offsets are called collusive from {least:.0%} of members' loss on"
     return words
 
 
 def _amount(tally: AuditTally) -> str:
-    return f"{tally.units:,} {'groups' if tally.units < tally.examples else 'examples'}"
+    return counted(tally.units, "group" if tally.units < tally.examples else "example")
 
 
 def _doubts(audited: Audited, evidence: list[Evidence]) -> list[str]:
     """Findings that are unusual, and that this data cannot tell from luck or from a sound cause."""
     test, train, limits = audited.test, audited.train, audited.test.limits
     doubts = [
-        f"{item.reason} (p = {item.p:.2g}, where {item.level:.1g} is asked for)" for item in evidence if _near(item)
+        f"{item.reason} (p = {item.p:.2g}; to be certain, it must be below {item.level:.1g})"
+        for item in evidence
+        if _near(item)
     ]
 
     def unlike_reference(measure: Callable[[TallyTests], float]) -> bool:
@@ -157,40 +165,39 @@ def _doubts(audited: Audited, evidence: list[Evidence]) -> list[str]:
 
     if _is_mostly_offsets(test) and unlike_reference(lambda tests: tests.offsets.value):
         doubts.append(
-            f"{test.constant_share:.0%} of the diversity is constant offsets, {test.offsets.value:.0%} of members' own "
-            "loss: members that differ by constants were trained on other populations, or to cancel"
+            f"{test.constant_share:.0%} of the diversity and {test.offsets.value:.0%} of the members' own loss come "
+            "from constant offsets: members were trained on different populations, or so that their offsets cancel"
         )
     if test.best_kappa < limits.known and unlike_reference(lambda tests: tests.best_kappa):
         doubts.append(
-            f"even the best member has {max(0.0, test.best_kappa):.0%} of the ensemble's skill above guessing, as weak "
-            "learners have by design, and as members have that lean on each other"
+            f"even the best member has only {max(0.0, test.best_kappa):.0%} of the ensemble's skill above guessing: "
+            "that is normal for weak learners such as small trees, and a sign of collusion for others"
         )
     pool_error = test.best_member.no_better.value
     if pool_error * test.tally.members < 0.5 and unlike_reference(lambda tests: tests.best_member.no_better.value):
         doubts.append(
-            f"the ensemble has 1/{1 / max(pool_error, 1e-12):,.0f} of its best member's error, which "
-            f"{test.tally.members} members that err independently do not reach: each knows what the others do not, or "
-            "errors cancel"
+            f"the ensemble has 1/{1 / max(pool_error, 1e-12):,.0f} of its best member's error, less than "
+            f"{test.tally.members} members with independent errors would reach: each member knows what the others do "
+            "not, or their errors cancel"
         )
     spread, gain = testing.quality_spread(test.tally), test.gain.value
     informed = audited.reference is not None or (train is not None and audited.in_bag_known)
     if test.tally.kind == "logits" and spread > limits.unequal and gain > limits.much and not informed:
         doubts.append(
-            f"members differ widely in quality (their errors by {spread:.0%}), and pooling takes {gain:.0%} off: "
-            "networks of one build that were trained alone are alike, those of several builds or that lean on each "
-            "other are not"
+            f"members differ widely in quality (their errors by {spread:.0%}), and pooling takes {gain:.0%} off: that "
+            "is usual for networks of several architectures, but not for equal ones that were trained alone"
         )
     ownership = None if train is None else train.ownership
     if ownership is not None and ownership.members >= limits.together and _is_overstated(ownership):
         if not audited.in_bag_known:
             doubts.append(
-                "members' outputs on training data are too large, as for members that were trained on parts of it "
-                "(bagging, shards, folds), and for members that were trained on the ensemble's loss"
+                "members' outputs on training data are too large: members were trained on parts of it (bagging, "
+                "shards, folds), or on the ensemble's loss"
             )
         elif test.tally.kind != "probabilities":
             doubts.append(
-                "members' outputs on training data are too large, as for members that were trained on the ensemble's "
-                "loss, and for members whose training did not converge or minimised another loss"
+                "members' outputs on training data are too large: members were trained on the ensemble's loss, or "
+                "their training did not converge or minimised another loss"
             )
     return doubts
 

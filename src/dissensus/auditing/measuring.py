@@ -36,6 +36,9 @@ class Figure(NamedTuple):
     def __str__(self) -> str:
         return f"{significant(self.value)} ({significant(self.low)} to {significant(self.high)})"
 
+    def __format__(self, form: str) -> str:
+        return format(Interval(*self), form) if form else str(self)
+
 
 @dataclass(frozen=True)
 class _Means:

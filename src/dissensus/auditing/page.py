@@ -14,6 +14,7 @@ from dissensus.auditing.measuring import Figure
 from dissensus.diversity.plane import plane_of
 from dissensus.pages import Badge, Drawing, FactList, News, Number, Page, PageTable, Part, Section, Text, charts, style
 from dissensus.pages.figures import plane_curves
+from dissensus.pages.parts import counted
 
 
 class Meaning(NamedTuple):
@@ -155,9 +156,9 @@ def _settings(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def size(facts: Mapping[str, Any]) -> str:
     """The numbers of members, examples and outputs, in words."""
-    columns = f"{facts['labels']} labels" if "labels" in facts else f"{facts['outputs']} outputs"
-    examples = facts["examples"] // facts.get("labels", 1)
-    return f"{facts['members']} members, {examples:,} examples, {columns}"
+    columns = counted(facts["labels"], "label") if "labels" in facts else counted(facts["outputs"], "output")
+    examples = counted(facts["examples"] // facts.get("labels", 1), "example")
+    return f"{counted(facts['members'], 'member')}, {examples}, {columns}"
 
 
 def _capitalised(text: str) -> str:

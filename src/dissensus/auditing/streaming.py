@@ -43,7 +43,10 @@ class OutputReader:
         assert shape is not None
         if len(shape) == 2:
             shape = (*shape, 1)  # one output per example
-        if len(shape) < 3 or 0 in shape:
+        if len(shape) >= 3 and 0 in shape:
+            needs = "hold at least one member, one example and one output, [M, N, C]"
+            checks.refuse(name, needs, checks.shape_text(shape))
+        if len(shape) < 3:
             checks.refuse(
                 name, wanted, checks.shape_text(shape) if shape else "one number", "One output per example? Use [M, N]."
             )

@@ -244,7 +244,7 @@ def _print(result: Any) -> None:
     console.print(Panel(words, title=f"[bold {colour}]{result.verdict}[/bold {colour}]", title_align="left", style=""))
     if judgement.evidence:
         questions = [[escape(item.question), item.answer, escape(item.numbers())] for item in judgement.evidence]
-        console.print(table("what was asked", ("question", "answer", "numbers"), questions, left=(0, 2)))
+        console.print(table("what was asked", ("question", "answer", "numbers"), questions, left=(0, 1, 2)))
     extra = [name for name in ("train", "reference") if getattr(result, name) is not None]
     rows, group = [], ""
     for finding in result.findings:
@@ -253,7 +253,7 @@ def _print(result: Any) -> None:
             rows.append([f"[bold]{escape(group)}[/bold]", "", "", *[""] * len(extra)])
         others = [number(finding[name]).text if name in finding else "" for name in extra]
         rows.append([f"  {escape(finding['title'])}", *_cells(number(finding)), *others])
-    header = ("figure", "test", "95 % interval", *extra)
+    header = ("number", "test", "95 % interval", *extra)
     console.print(table(size(result.facts), header, rows, left=(0,)))
     if result.detection:
         areas = [

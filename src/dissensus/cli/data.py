@@ -20,12 +20,17 @@ def list_datasets() -> None:
 
     rows = []
     for name, info in sources.DATASETS.items():
-        size = f"{info.download / 1e6:,.1f} MB" if info.download else ""
+        size = _size(info.download) if info.download else ""
         state = sources.state(name)
         colour = {"present": "green", "incomplete": "yellow"}.get(state, "dim")
         rows.append([name, escape(info.description), size, f"[{colour}]{state}[/{colour}]", escape(info.terms)])
     console.print(table("", ("name", "what it is", "download", "state", "terms"), rows, left=(0, 1, 3, 4)))
     console.print(f"Data is kept in {sources.data_folder()} (set DISSENSUS_DATA for another place).", soft_wrap=True)
+
+
+def _size(count: int) -> str:
+    """A number of bytes in words."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.0f} kB"
 
 
 @app.command()

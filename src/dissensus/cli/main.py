@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
+from rich.markup import escape
 from typer.core import TyperGroup
 
 import dissensus
@@ -35,9 +36,16 @@ from dissensus.cli.screen import (
     write_file,
 )
 
+_ORDER = ("demo", "audit", "report", "tune", "ood", "robust", "masks", "study", "data", "convert")
+
 
 class Interruptible(TyperGroup):
     """Commands that exit with one line when they are interrupted, with the shell's code, or run out of memory."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Commands as a new user meets them; others after these."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -111,6 +119,7 @@ def demo(
     `overview.png`, and `results.json`, the numbers behind them.
     """
     from dissensus.pages import html
+    from dissensus.pages.parts import counted
     from dissensus.studies import demo as ensembles
     from dissensus.studies import demo_page
 
@@ -136,10 +145,13 @@ def demo(
         console.print(table(problem.title, demo_page.TABLE_HEADER, demo_page.table_rows(result, problem.name)))
         console.print(demo_page.finding(result, problem.name), highlight=False)
         console.print()
+    notes = "; ".join(f"{name}: {note}" for name, note in demo_page.COLUMN_NOTES.items())
+    console.print(f"[dim]Columns: {escape(notes)}.[/dim]\n", highlight=False)
     names = ("β", *(problem.name for problem in result.problems))
-    console.print(table("What the audit says", names, demo_page.verdict_rows(result)))
+    verdicts = demo_page.verdict_rows(result)
+    console.print(table("What the audit says", names, verdicts, left=tuple(range(1, len(names)))))
     seconds = time.perf_counter() - started
-    print_place(f"{result.made['networks']} networks in {seconds:.0f} s. Open", out / "report.html")
+    print_place(f"{counted(result.made['networks'], 'network')} in {seconds:.0f} s. Open", out / "report.html")
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ def masks(
     import torch
 
     from dissensus.masks import plan
+    from dissensus.pages.parts import counted
     from dissensus.studies.datasets import StudyData
     from dissensus.studies.registry import NETWORKS, maker
 
@@ -56,7 +57,14 @@ def masks(
             [f"{row.scale:g}", f"{row.iou:.3f}", *(f"{100 * v:.0f} %" for v in (row.ones, row.width, row.member))]
             for row in rows
         ]
-        console.print(table(f"{network}, {count} masks, {times:g} times the {cost_name} of one network", header, cells))
+        console.print(
+            table(f"{network}, {counted(count, 'mask')}, {times:g} times the {cost_name} of one network", header, cells)
+        )
+    console.print(
+        "[dim]S: the scale that masks are made with; overlap: channels that two members share, of those that either "
+        "has; per cent: of what one network without masks has.[/dim]",
+        highlight=False,
+    )
     if figure is not None:
         from dissensus.pages import figures, style
 

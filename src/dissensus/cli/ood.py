@@ -123,7 +123,8 @@ def ood(
         fail(in_options(said(reason), OPTIONS))
     _print_sets(sets, "classes" if kind in KINDS[:2] else "outputs")
     for name, result in comparison["sets"].items():
-        _print(name, result, comparison["thresholds"], false_alarms)
+        _print(name, result, comparison["thresholds"])
+    _explain(false_alarms)
     if json_file is not None:
         arguments = {
             "inside": str(first),
@@ -294,9 +295,11 @@ def _check_alike(sets: dict[str, Any], files: dict[str, Path]) -> None:
 
 def _print_sets(sets: dict[str, Any], columns: str) -> None:
     """Print how arrays were read, so that axes in the wrong order are noticed."""
+    from dissensus.pages.parts import counted
+
     first = sets[WITHIN]
     examples = ", ".join(f"{members.examples:,} {name}" for name, members in sets.items())
-    console.print(f"{first.members} members, {first.width} {columns}, examples: {examples}", markup=False)
+    console.print(f"{counted(first.members, 'member')}, {first.width} {columns}, examples: {examples}", markup=False)
     if first.members > first.examples:
         words = f"there are more members than examples: arrays are [members, examples, {columns}]. Are examples first?"
         errors.print(f"note: {words} Use numpy.swapaxes(outputs, 0, 1).", markup=False, soft_wrap=True)
@@ -350,7 +353,7 @@ def _detection(
     return {"best": best, "scores": rows}
 
 
-def _print(name: str, result: dict[str, Any], thresholds: dict[str, float], false_alarms: float) -> None:
+def _print(name: str, result: dict[str, Any], thresholds: dict[str, float]) -> None:
     rows = []
     for score, row in result["scores"].items():
         area = row["auroc"]
@@ -364,6 +367,15 @@ def _print(name: str, result: dict[str, Any], thresholds: dict[str, float], fals
                 f"{thresholds[score]:.3g}",
             ]
         )
-    console.print(f"Thresholds are for {false_alarms:.0%} false alarms; p tests the difference from the best (DeLong).")
     header = ("score", "AUROC", "95 %", "FPR95", "vs best", "threshold")
-    console.print(table(f"{name}: telling it from data within", header, rows, left=(0,)))
+    console.print(table(f"{name}: how well each score tells it from the first set", header, rows, left=(0,)))
+
+
+def _explain(false_alarms: float) -> None:
+    """Print what the columns hold."""
+    notes = (
+        "AUROC: the chance that a shifted example scores higher than one of the first set; FPR95: share of shifted "
+        "examples that are missed where 95 % of the first set pass; vs best: p tests the difference from the best "
+        f"score (DeLong); threshold: flags {false_alarms:.0%} of the first set"
+    )
+    console.print(f"[dim]{notes}.[/dim]", highlight=False)

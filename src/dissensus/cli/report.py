@@ -260,7 +260,7 @@ def _computed(
 
 
 def _print(result: Any) -> None:
-    from dissensus.reporting.content import TITLES, size
+    from dissensus.reporting.content import size, title
     from dissensus.reporting.judging import VERDICTS as NEWS
     from dissensus.reporting.page import number
 
@@ -269,13 +269,13 @@ def _print(result: Any) -> None:
         [escape(item.question), f"[{COLOURS[item.news]}]{escape(item.answer)}[/]", escape(item.sentence)]
         for item in result.findings
     ]
-    title = f"[bold {colour}]{result.verdict}[/bold {colour}]"
-    console.print(Panel(escape(size(result.facts)), title=title, title_align="left", style=""))
+    verdict = f"[bold {colour}]{result.verdict}[/bold {colour}]"
+    console.print(Panel(escape(size(result.facts)), title=verdict, title_align="left", style=""))
     console.print(table("at a glance", ("question", "answer", "numbers"), rows, left=(0, 1, 2)))
     cells = []
     for name, value in result.numbers.items():
-        shown, members = number(name, value), result.members.get(name)
+        shown, members = number(name, value, result.facts["task"]), result.members.get(name)
         beside = "" if members is None else number(name, members).text
-        words = TITLES.get(name) or str(name)
+        words = title(name, result.facts["task"])
         cells.append([escape(words), shown.text, f"[dim]{shown.interval}[/dim]", beside])
     console.print(table("", ("number", "ensemble", "95 % interval", "members"), cells, left=(0,)))

@@ -50,15 +50,17 @@ OPTIONS = {
     "seed": "--seed",
 }
 """Options by the arguments of `dissensus.attacks.evaluate` that they become."""
+WITHOUT_ARCHITECTURE = "Ensembles that were saved without an architecture"
+"""Title of options in the help."""
 
 
 def robust(
     data: Annotated[
         str,
         typer.Option(
-            help="Images: mnist, fashion-mnist, cifar10, digits, ... With --model or a stored "
-            "architecture also a file or a folder: .npz with x "
-            "in [0, 1] and y, a .parquet or .csv table with --target, or a folder of images by class."
+            help="Images: mnist, fashion-mnist, cifar10, digits, ... With --model or a stored architecture also a file "
+            "or a folder: .npz with x in [0, 1] and y, a .parquet or .csv table with --target, or a folder of images "
+            "by class."
         ),
     ],
     epsilon: Annotated[
@@ -68,8 +70,8 @@ def robust(
     network: Annotated[
         str | None,
         typer.Option(
-            help="The network of its members, one of the studies', such as resnet20 or cnn. cnn has batch norm unless "
-            "--option batch_norm=false. Not needed if the ensemble was saved with an architecture."
+            help="The network of its members, one of the studies', such as resnet20 or cnn.",
+            rich_help_panel=WITHOUT_ARCHITECTURE,
         ),
     ] = None,
     trust: Annotated[
@@ -97,7 +99,11 @@ def robust(
     examples: Annotated[int, typer.Option(min=1, help="Number of test images; the first ones are taken.")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples at once.")] = 256,
     option: Annotated[
-        list[str] | None, typer.Option(help="An option of the network, such as widths=[8,16]; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="An option of the network, such as widths=[8,16], or batch_norm=false for a cnn without; repeatable.",
+            rich_help_panel=WITHOUT_ARCHITECTURE,
+        ),
     ] = None,
     surrogate: Annotated[
         str | None,
@@ -106,11 +112,19 @@ def robust(
         ),
     ] = None,
     standardise: Annotated[
-        bool, typer.Option(help="Whether members were trained on images standardised by channel, as in studies.")
+        bool,
+        typer.Option(
+            help="Whether members were trained on images standardised by channel, as in studies.",
+            rich_help_panel=WITHOUT_ARCHITECTURE,
+        ),
     ] = True,
     trained_on: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of training images that the standardisation was computed on; all by default."),
+        typer.Option(
+            min=1,
+            help="Number of training images that the standardisation was computed on; all by default.",
+            rich_help_panel=WITHOUT_ARCHITECTURE,
+        ),
     ] = None,
     split_seed: Annotated[int, typer.Option(help="Seed of the test split, for data without a test set.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
@@ -318,17 +332,21 @@ def _preparation(data: str, standardise: bool, is_fixed: bool) -> str:
 
 
 def _print(result: Any) -> None:
+    from dissensus.attacks.page import NORMS
+
     colour = COLOURS["bad" if result.flags else "none"]
     words = [f"{result.sentence}.", *result.notes()]
     title = f"[bold {colour}]flags raised: {len(result.flags) or 'none'}[/bold {colour}]"
     console.print(Panel("\n".join(map(escape, words)), title=title, title_align="left", style=""))
     facts = result.facts
-    ball = f"suite {facts['suite']}, ε = {facts['epsilon']:.4g} in {facts['norm']}, {facts['seconds']:,.0f} s"
+    ball = f"suite {facts['suite']}, ε = {facts['epsilon']:.4g} in {NORMS[facts['norm']]}, {facts['seconds']:,.0f} s"
     rows = [
         [escape(name), left, f"[dim]{interval}[/dim]", count, tried, seconds]
         for name, _, left, interval, count, tried, seconds in result.table()
     ]
-    console.print(table(ball, ("attack", "left", "95 % interval", "of", "tried", "s"), rows, left=(0,)))
+    console.print(table(ball, ("attack", "accuracy", "95 % interval", "of", "attacked", "s"), rows, left=(0,)))
+    columns = "accuracy: share still classified correctly; of: examples; attacked: those right until then; s: seconds"
+    console.print(f"[dim]{columns}.[/dim]", highlight=False)
     for flag in result.flags:
         console.print(f"[red]{escape(flag.name)}[/red]: {escape(flag.seen)}", highlight=False)
     for advice in dict.fromkeys(flag.advice for flag in result.flags):

@@ -158,12 +158,14 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     '--in-bag must come with --train; got no --train. Give --train FILE.'
     >>> in_options("`outputs` must be logits. Say kind='labels' (--kind labels).", flags)
     '`outputs` must be logits. Say --kind labels.'
+    >>> in_options("`kind` must be 'logits'; got None. It is not guessed.", flags)
+    "--kind must be 'logits'; got none. It is not guessed."
     """
     for name, flag in options.items():
         message = message.replace(f"`{name}`", flag)
         message = re.sub(rf"\b{name}='(\w+)'( \({flag} \1\))?", rf"{flag} \1", message)
         message = re.sub(rf"\b{name}=\([^)]*\)", f"{flag} FILE", message)
-    return message
+    return re.sub(r"\bgot None\b", "got none", message)
 
 
 EXTRAS = {

@@ -36,7 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, 
 ARGUMENTS = {"root": "the folder of runs (DISSENSUS_RUNS)"}
 """What a user knows arguments of the library by."""
 STUDIES_PAGE = Path("runs/studies.html")
-NARROW = 120
+NARROW = 140
 """Columns of a terminal below which studies are shown as a list instead of a table."""
 MOST_POINTS = 8
 """Points of a grid that fit beside each other on a screen."""
@@ -150,7 +150,7 @@ def show(
     console.print()
     console.print(f"scales (minutes): {', '.join(_scales(spec).splitlines())}", highlight=False)
     for data in spec.data:
-        there = "present" if datasets.available(data) else f"absent: dissensus data get {datasets.source_of(data)}"
+        there = "present" if datasets.available(data) else f"absent (dissensus data get {datasets.source_of(data)})"
         console.print(f"data {data}: {there}")
     for part in missing(spec):
         console.print(f"[yellow]It cannot be run: {escape(part)}[/yellow]")
@@ -183,6 +183,7 @@ def _print_standing(spec: Any, results: list[Any]) -> None:
 
 def _print_summary(summary: Any) -> None:
     """Print points and verdicts."""
+    from dissensus.pages.parts import counted
     from dissensus.studies.page import NEWS, verdict_words
     from dissensus.studies.verdicts import NOT_RUN
 
@@ -204,7 +205,7 @@ def _print_summary(summary: Any) -> None:
         ]
         for verdict in judged
     ]
-    title = f"{summary.study} at scale {summary.scale}, {seeds} seed{'s' if seeds > 1 else ''}"
+    title = f"{summary.study} at scale {summary.scale}, {counted(seeds, 'seed')}"
     if judged:
         console.print(table(title, ("verdict", "statement", "paper", "ours, 95 % interval"), rows, left=(0, 1)))
     left = len(summary.verdicts) - len(judged)
@@ -393,4 +394,5 @@ def report(
     write_file(out, text.encode())
     print_place("Open", out)
     if figures is not None:
-        console.print(f"{len(files)} figures are in {figures}", soft_wrap=True)
+        words = "1 figure is" if len(files) == 1 else f"{len(files)} figures are"
+        console.print(f"{words} in {figures}", soft_wrap=True)

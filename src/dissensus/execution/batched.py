@@ -17,7 +17,7 @@ from dissensus.calls import NetworkInputs
 from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
 from dissensus.execution.perceptrons import SHAPE, perceptron
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
-from dissensus.execution.weights import Packed, Weights
+from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
 
 POINTWISE_LAYERS: tuple[type[nn.Module], ...] = (
@@ -78,7 +78,7 @@ def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
     plan = skeleton.once(batched_plan)
     x = x if per_member else x.expand(len(weights), *x.shape)
     network = skeleton.once(perceptron)
-    if network is not None and isinstance(weights, Packed) and network.takes(weights, x):
+    if network is not None and network.takes(weights, x):
         return network.run(weights, x, buffers.get(SHAPE))
     values: list[Any] = [x]
     with skeleton.lending(weights.stacked(), buffers):

@@ -8,7 +8,7 @@ others take it, with its place in autograd's graph: the backward pass goes throu
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -180,16 +180,39 @@ class CommonPart(TorchFunctionMode):
         raise _NotCommon
 
 
-class FirstLook(TorchFunctionMode):
-    """The first pass of a mode, in which every member computes everything.
+class FirstPass:
+    """The first pass of a mode: that of the first member shows what members have in common, which the others share."""
 
-    The pass of the first member shows which layers read nothing but common tensors. A layer may read what belongs to a
-    member behind its arguments: an attribute, a global variable. The functions that it calls are shared nevertheless.
+    def __init__(self, skeleton: Skeleton, x: NetworkInputs) -> None:
+        self.skeleton, self.x = skeleton, x
+        self.before = GlobalGenerators.now(first_tensor(x).device)
+        self.common: CommonPart | None = None
+
+    @contextmanager
+    def member(self) -> Iterator[None]:
+        """The block of one member."""
+        skeleton, mode = self.skeleton, self.skeleton.network.training
+        if mode not in skeleton.draws:
+            look = FirstLook(skeleton, self.x)
+            with _forwards_replaced(look.layers, look.watched), look:
+                yield
+            skeleton.apart[mode], skeleton.draws[mode] = look.apart, self.before.drawn_from()
+            return
+        if self.common is None and not skeleton.draws[mode] and not skeleton.appearing:
+            self.common = CommonPart(skeleton, self.x)
+        with nullcontext() if self.common is None else self.common.member():
+            yield
+
+
+class FirstLook(TorchFunctionMode):
+    """A pass of one member, which shows which layers of shared weights read nothing but common tensors.
+
+    A layer may read what belongs to a member behind its arguments: an attribute, a global variable. The functions that
+    it calls are shared nevertheless.
     """
 
     def __init__(self, skeleton: Skeleton, x: NetworkInputs) -> None:
         super().__init__()
-        self.skeleton = skeleton
         self.common = WeakIdKeyDictionary()
         for tensor in [*skeleton.shared_tensors().values(), *tensors(x)]:
             self.common[tensor] = None
@@ -197,18 +220,6 @@ class FirstLook(TorchFunctionMode):
         self.inside: nn.Module | None = None
         self.apart: set[nn.Module] = set()
         """Layers that read what is not common."""
-        self.looked = False
-
-    @contextmanager
-    def member(self) -> Iterator[None]:
-        """The block of one member."""
-        if self.looked:
-            yield
-            return
-        self.looked = True
-        with _forwards_replaced(self.layers, self._watched), self:
-            yield
-        self.skeleton.apart[self.skeleton.network.training] = self.apart
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, and note whether its result is common."""
@@ -227,7 +238,9 @@ class FirstLook(TorchFunctionMode):
                     self.common.pop(tensor, None)
         return result
 
-    def _watched(self, layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward pass of a layer that may be common."""
+
         def called(*args: Any, **kwargs: Any) -> Any:
             if self.inside is not None or not all(tensor in self.common for tensor in _tensors_in((args, kwargs))):
                 return forward(*args, **kwargs)
@@ -303,11 +316,11 @@ def common_layers(skeleton: Skeleton) -> list[nn.Module]:
 @contextmanager
 def common_part(
     skeleton: Skeleton, x: NetworkInputs, members: int, per_member: bool
-) -> Iterator[CommonPart | FirstLook | None]:
+) -> Iterator[CommonPart | FirstPass | None]:
     """What members have in common in one pass; None where nothing is, or where it cannot be told.
 
-    The first pass of a mode computes everything for every member. It shows whether the network draws random numbers
-    from global generators, which belong to each member, and which layers are common as a whole.
+    The first pass of a mode shows whether the network draws random numbers from global generators, which belong to each
+    member, and which layers are common as a whole.
     """
     given = [*skeleton.shared_tensors().values(), *tensors(x)] if skeleton.shared and not per_member else []
     mode, first = skeleton.network.training, first_tensor(x)
@@ -325,6 +338,4 @@ def common_part(
     elif first.is_cuda and torch.cuda.is_current_stream_capturing():
         yield None
     else:
-        before = GlobalGenerators.now(first.device)
-        yield FirstLook(skeleton, x)
-        skeleton.draws[mode] = before.drawn_from()
+        yield FirstPass(skeleton, x)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dissensus.dropout import UNITS, KeyedDropout
 from dissensus.execution.batched import unsupported
-from dissensus.execution.perceptrons import SHAPE, SIZES
+from dissensus.execution.perceptrons import LARGEST, SHAPE, SIZES
 from dissensus.execution.skeleton import Unsupported
 from dissensus.execution.stacked import StackedMembers, attached
 
@@ -43,6 +43,14 @@ class Layers:
     def numbers(self) -> int:
         """The number of weights and biases."""
         return sum(out * (inputs + bias) for (out, inputs), bias in zip(self.sizes, self.biases, strict=True))
+
+    @property
+    def is_perceptron(self) -> bool:
+        """Whether there is a ReLU alone between every two layers, and none of them is large."""
+        small = all(inputs * out <= LARGEST for out, inputs in self.sizes)
+        return (
+            small and not self.after[-1] and all(len(words) == 1 and set(words) <= _RELU for words in self.after[:-1])
+        )
 
 
 def layers_of(body: StackedMembers) -> Layers:

@@ -55,11 +55,12 @@ class Perceptron:
             return False
         return weights.layout.shapes.keys() == self.names and (self.flattens or x.ndim == 3)
 
-    def run(self, weights: Packed, x: Tensor, shapes: Tensor | None = None) -> Tensor:
+    def run(self, weights: Weights, x: Tensor, shapes: Tensor | None = None) -> Tensor:
         """Outputs ``[M, B, C]`` of inputs ``[M, B, ...]``; ``shapes`` are the numbers of rows in padded stacks."""
+        assert isinstance(weights, Packed)
         x = x.flatten(2) if self.flattens else x
-        wide = [weights.layout.shapes[weight] for weight, _ in self.layers]
-        sizes = tuple((out, into) for out, into in wide)
+        shapes_of_all = [weights.layout.shapes[weight] for weight, _ in self.layers]
+        sizes = tuple((out, inputs) for out, inputs in shapes_of_all)
         if shapes is None:
             pieces = [Piece(slice(0, len(x)), sizes, range(len(sizes)))]
         else:

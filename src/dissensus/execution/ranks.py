@@ -311,6 +311,11 @@ def is_started() -> bool:
     return dist.is_initialized() or {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
 
 
+def _attempt() -> int:
+    """How often torchrun has started the processes anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
 def join(device: torch.device) -> None:
     """Make the process group of everyone, unless there is one."""
     if dist.is_initialized():
@@ -318,7 +323,11 @@ def join(device: torch.device) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     # NCCL refuses several processes on one card.
     of_card = device.type == "cuda" and dist.is_nccl_available() and local <= torch.cuda.device_count()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if of_card else "gloo", timeout=_TIMEOUT)
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=_TIMEOUT)))
+    # Addresses of an attempt whose processes have ended stay in the store, and would be waited for.
+    own_store = dist.PrefixStore(f"dissensus/attempt-{_attempt()}", store)
+    backend = "cpu:gloo,cuda:nccl" if of_card else "gloo"
+    dist.init_process_group(backend, store=own_store, rank=rank, world_size=size, timeout=_TIMEOUT)
     atexit.register(_leave)
 
 
@@ -349,7 +358,7 @@ def several_ranks(members: int, device: torch.device, parallel: str = MEMBERS) -
     place = dist.get_rank()
     ranks = replace(here, connections=Connections(here, "cuda" if on_card else "cpu"), captures=on_card)
     store = dist.distributed_c10d._get_default_store()
-    key = f"{_FAILURE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_blocks)}"
+    key = f"{_FAILURE}/{_attempt()}/{next(_blocks)}"
     failed = False
     try:
         yield ranks

@@ -72,15 +72,16 @@ def recomputed_member(skeleton: Skeleton, parameters: Tensors, state: Mapping[st
     """One member's outputs, of which the backward pass keeps the inputs alone; buffers in ``state`` are written to."""
     inputs, rebuilt = split_tensors(x)
     before, passes = _copied(state), itertools.count()
+    shared = skeleton.shared_tensors()  # those of this pass, which the backward pass needs again
 
     def forward(*tensors: Tensor) -> Tensor:
         held = state if next(passes) == 0 else _copied(before)
 
         def lend_again() -> Lend:
             now = _copied(held)
-            return lambda: skeleton.lending(parameters, _copied(now))
+            return lambda: skeleton.lending(shared, parameters, _copied(now))
 
-        with skeleton.lending(parameters, held), _recomputation_supported(lend_again):
+        with skeleton.lending(shared, parameters, held), _recomputation_supported(lend_again):
             return skeleton.passed(rebuilt(tensors))
 
     return torch.utils.checkpoint.checkpoint(forward, *inputs, use_reentrant=False)

@@ -34,11 +34,23 @@ _LEAST_SPREAD = 0.25
 
 
 class Interval(NamedTuple):
-    """A number and its confidence interval, of 95 % unless stated otherwise."""
+    """A number and its confidence interval, of 95 % unless stated otherwise.
+
+    A format is that of all three numbers:
+
+    >>> f"{Interval(0.925, 0.9, 0.944):.1%}"
+    '92.5% (90.0% to 94.4%)'
+    """
 
     value: float
     low: float
     high: float
+
+    def __format__(self, form: str) -> str:
+        if not form:
+            return str(self)
+        value, low, high = (format(number, form) for number in self)
+        return f"{value} ({low} to {high})"
 
 
 def percentile(values: Float[Tensor, " S"], confidence: float = 0.95) -> Interval:

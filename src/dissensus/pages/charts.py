@@ -27,6 +27,8 @@ _FLAT = 0.6
 """An axis begins at zero where the smallest value is below this share of the largest."""
 _MOST_MARKED = 25
 """Points of a line up to which each has a marker."""
+_MOST_POINTS = 500
+"""Points of a cloud that are drawn one by one; more of them are a picture."""
 _MOST_IN_A_PAIR = 7
 """Rows of a matrix that can stand beside another one."""
 
@@ -113,7 +115,7 @@ def draw_scatter(
         axes.plot(x, y, linestyle=dash, color=INK, alpha=0.5, linewidth=1.5, label=name)
     for (name, points), colour, marker in zip(clouds, cycle(COLOURS), cycle(MARKERS), strict=False):
         x, y = zip(*points, strict=True)
-        axes.scatter(x, y, color=colour, marker=marker, s=28, label=name)
+        axes.scatter(x, y, color=colour, marker=marker, s=28, label=name, rasterized=len(points) > _MOST_POINTS)
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     axes.set_ylim(bottom=0)
 

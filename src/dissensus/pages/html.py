@@ -32,8 +32,9 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6ebea; --paper: #14191b; --soft: #9fadb1; --line: #2d3639;
   --card: #1b2123; --mark: #4cc3c7; --shade: rgb(0 0 0 / .6); } }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 17px/1.6 system-ui, sans-serif; }
-main { max-width: 66rem; margin: 0 auto; padding: 2rem 1.1rem 4rem; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 17px/1.6 system-ui, sans-serif;
+  overflow-wrap: break-word; }
+main { max-width: 70rem; margin: 0 auto; padding: 2rem 1.1rem 4rem; }
 h1 { font-size: clamp(1.6rem, 5vw, 2.4rem); line-height: 1.15; margin: 0 0 .6rem; text-wrap: balance; }
 h2 { font-size: 1.35rem; line-height: 1.3; margin: 3rem 0 .4rem; border-top: 1px solid var(--line);
   padding-top: 1.6rem; }
@@ -64,9 +65,16 @@ th:first-child, td:first-child { padding-left: 0; }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td { max-width: 30rem; }
 th.number, td.number { text-align: right; white-space: nowrap; }
+th.long, th.long .over span { min-width: 10rem; max-width: 16rem; overflow-wrap: anywhere; white-space: normal; }
+.over { display: flex; justify-content: flex-end; align-items: end; white-space: normal; }
+.over small { flex: none; margin-left: .3em; }
 td.beside-numbers { text-align: right; } td.short { white-space: nowrap; }
-td small { color: var(--soft); font-size: .92em; display: inline-block; min-width: 11em; padding-left: .5em;
-  text-align: left; }
+td.long { min-width: 8rem; overflow-wrap: anywhere; }
+td.long:first-child { min-width: 14rem; } td .badge { white-space: normal; }
+td:has(> .badge) { min-width: 8rem; }
+td small, th small { color: var(--soft); font-size: .92em; font-weight: 400; display: inline-block; min-width: 11em;
+  padding-left: .5em; text-align: left; }
+td small.error, th small.error { min-width: 4.6em; padding-left: .3em; }
 table.fitted td:first-child:not(.number) { width: 19rem; }
 .columns { color: var(--soft); font-size: .86rem; line-height: 1.45; margin: -.4rem 0 1.4rem; max-width: none; }
 .columns b { color: var(--ink); font-weight: 600; }
@@ -77,7 +85,7 @@ table.fitted td:first-child:not(.number) { width: 19rem; }
   background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 [hidden] { display: none !important; }
 dl { display: grid; grid-template-columns: fit-content(38%) 1fr; gap: .2rem 1.2rem; font-size: .95rem; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+dt { color: var(--soft); overflow-wrap: anywhere; } dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: .5rem 0; }
 .badge { display: inline-block; padding: .05rem .6rem; border-radius: 1rem; font-size: .86rem; white-space: nowrap;
   border: 1px solid var(--line); }
@@ -88,22 +96,26 @@ summary { cursor: pointer; margin: .5rem 0; }
 td .detail { color: var(--soft); font-size: .86rem; line-height: 1.35; margin: .2rem 0 0; max-width: 13rem; }
 @media (max-width: 44rem) {
   main { padding: 1.4rem .9rem 3rem; } .figures { grid-template-columns: minmax(0, 1fr); }
-  figure { margin: 0 -.9rem; padding: .9rem 0; border-width: 1px 0; border-radius: 0; }
+  figure { margin: 0 -.9rem; padding: .9rem .3rem; border-width: 1px 0; border-radius: 0; }
   figure.beside { display: block; } figure.middle { justify-self: stretch; width: auto; }
-  figcaption { padding: 0 .9rem; }
+  figcaption { padding: 0 .6rem; }
   th, td { padding: .35rem .5rem; } td.short:first-child { white-space: normal; }
-  td small { display: block; min-width: 0; padding: 0; text-align: right; white-space: normal; line-height: 1.25; }
-  .scroll { background: linear-gradient(to left, var(--paper) 1rem, transparent) right / 2rem 100% no-repeat local,
+  .over { display: block; } .over small { margin: 0; } th.long .over span { min-width: 0; }
+  td small, th small { display: block; min-width: 0; padding: 0; text-align: right; white-space: normal;
+    line-height: 1.25; }
+  .scroll, .plot { --under: var(--paper); background:
+    linear-gradient(to left, var(--under) 1rem, transparent) right / 2rem 100% no-repeat local,
     linear-gradient(to left, var(--shade), transparent) right / .8rem 100% no-repeat scroll; }
+  .plot { --under: var(--card); }
   table.scrolled th:first-child, table.scrolled td:first-child { position: sticky; left: 0; min-width: 3rem;
     background: var(--paper); }
   table.fitted th, table.fitted td { padding: .35rem 0 .35rem .5rem;
     font-size: .86rem; } table.fitted th:first-child, table.fitted td:first-child { padding-left: 0; }
-  table.fitted td:first-child:not(.number) { width: auto; hyphens: auto; }
+  table.fitted td:first-child:not(.number) { width: auto; hyphens: auto; } table.fitted td.long { min-width: 5.5rem; }
   table.cards, table.cards tbody { display: block; } table.cards thead { display: none; }
   table.cards tr { display: flex; flex-wrap: wrap; gap: .05rem 1rem; padding: .7rem 0;
     border-bottom: 1px solid var(--line); }
-  table.cards td { border: 0; padding: 0; max-width: none; text-align: left; white-space: normal; }
+  table.cards td { border: 0; padding: 0; min-width: 0; max-width: none; text-align: left; white-space: normal; }
   table.cards td:empty { display: none; } table.cards td:first-child, table.cards td.long { flex-basis: 100%; }
   table.cards td:first-child { font-weight: 600; }
   table.cards td small { display: inline; } td .detail { max-width: none; }
@@ -138,14 +150,16 @@ _PAIRED = 500
 _SMALLEST_TEXT = 11
 """Size of a figure's smallest text on every screen, in pixels."""
 _TABLE_CLASSES = {"scroll": "scrolled", "cards": "cards", "fit": "fitted"}
-_SHORT = 24
+_LONG_WORD = 24
+"""Characters of a word up to which a column's name is never broken inside of it."""
+_SHORT = 18
 """Characters of a cell that is not broken over lines; a longer one takes a line of a card to itself."""
 
 
 def html(page: Page) -> str:
     """The page as the text of an HTML file."""
     sections = [part for part in page.parts if isinstance(part, Section)]
-    first = page.parts.index(sections[0]) if sections else len(page.parts)
+    first = next((i for i, part in enumerate(page.parts) if isinstance(part, Section | Drawing)), len(page.parts))
     opening = [*_parts(page.parts[:first], 2), *_contents(sections), *([_filter(page.filter)] if page.filter else [])]
     body = on_lines(element("h1", None, page.title), *opening, *_parts(page.parts[first:], 2))
     return document(page.title, element("main", None, *body), style=STYLE, script=FILTER if page.filter else "")
@@ -252,10 +266,15 @@ def _readable_width(svg: Element) -> int:
 
 
 def _table(table: PageTable) -> Element:
-    numeric = [_is_numeric([row[i] for row in table.rows]) for i in range(len(table.header))]
+    columns = [[row[i] for row in table.rows] for i in range(len(table.header))]
+    numeric = [_is_numeric(cells) for cells in columns]
     names = [
-        element("th", {"scope": "col", "class": "number" if right else "", "title": table.columns.get(name, "")}, name)
-        for name, right in zip(table.header, numeric, strict=True)
+        element(
+            "th",
+            {"scope": "col", "class": _name_class(name, right), "title": table.columns.get(name, "")},
+            *_column_name(name, cells),
+        )
+        for name, right, cells in zip(table.header, numeric, columns, strict=True)
     ]
     labels = [name if table.narrow == "cards" else "" for name in table.header]
     keywords = table.keywords or [""] * len(table.rows)
@@ -272,8 +291,23 @@ def _table(table: PageTable) -> Element:
 
 def _column_notes(table: PageTable) -> list[Element]:
     """What columns hold, below a table."""
-    notes = [item for name, note in table.columns.items() for item in (element("b", None, name), f": {note}. ")]
+    known = [(name, note) for name, note in table.columns.items() if name in table.header]
+    notes = [item for name, note in known for item in (element("b", None, name), f": {note}. ")]
     return [element("p", {"class": "columns"}, *notes)] if notes else []
+
+
+def _name_class(name: str, right: bool) -> str:
+    has_long_word = any(len(word) > _LONG_WORD for word in name.split())
+    return " ".join([*(["number"] if right else []), *(["long"] if has_long_word else [])])
+
+
+def _column_name(name: str, cells: Sequence[Cell]) -> list[Element | str]:
+    """A column's name above its numbers, and what stands above their intervals or errors."""
+    if not any(isinstance(cell, Number) and cell.interval for cell in cells):
+        return [name]
+    is_range = any(isinstance(cell, Number) and cell.is_range for cell in cells)
+    above = element("small", None, "95 % interval") if is_range else element("small", {"class": "error"})
+    return [element("div", {"class": "over"}, element("span", None, name), above)]
 
 
 def _is_numeric(cells: Sequence[Cell]) -> bool:
@@ -297,7 +331,8 @@ def _cell(cell: Cell, label: str, numeric: bool) -> Element:
 def _cell_content(cell: Cell) -> list[Element | str]:
     match cell:
         case Number():
-            return [cell.text, *([" ", element("small", None, cell.interval)] if cell.interval else [])]
+            kind = "" if cell.is_range else "error"
+            return [cell.text, *([" ", element("small", {"class": kind}, cell.interval)] if cell.interval else [])]
         case Badge():
             return [_badge(cell), *([element("p", {"class": "detail"}, cell.detail)] if cell.detail else [])]
         case Link():

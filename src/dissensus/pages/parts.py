@@ -45,6 +45,8 @@ class Number:
 
     >>> str(Number(0.91442, 0.8813, 0.9404)), str(Number(0.0671, 0.026, 0.159, form=".1%"))
     ('0.914 (0.881 to 0.94)', '6.7% (2.6% to 15.9%)')
+    >>> str(Number(-0.0001, -0.0294, -0.0002, form=".1%"))
+    '0.0% (-2.9% to 0.0%)'
     >>> str(Number(1.2345, error=0.067)), str(Number(None)), str(Number(float("nan"), 0, 1))
     ('1.23 ± 0.07', '', '')
     """
@@ -62,10 +64,15 @@ class Number:
         return "" if self.value is None or not math.isfinite(self.value) else _formatted(self.value, self.form)
 
     @property
+    def is_range(self) -> bool:
+        """Whether it has the ends of an interval."""
+        return self.low is not None and self.high is not None and math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
     def interval(self) -> str:
         """``low to high``, or ``± error``; empty where neither is known."""
         form = ".3g" if self.form.endswith("g") else self.form
-        if self.low is not None and self.high is not None and math.isfinite(self.low) and math.isfinite(self.high):
+        if self.low is not None and self.high is not None and self.is_range:
             return f"{_formatted(self.low, form)} to {_formatted(self.high, form)}"
         return f"± {significant(self.error, 1)}" if self.error and math.isfinite(self.error) else ""
 
@@ -77,7 +84,8 @@ class Number:
 
 def _formatted(value: float, form: str) -> str:
     digits = re.fullmatch(r"\.(\d+)g", form)
-    return significant(value, int(digits[1])) if digits else f"{value:{form}}"
+    text = significant(value, int(digits[1])) if digits else f"{value:{form}}"
+    return text.removeprefix("-") if not re.search("[1-9]", text) else text  # no negative zero
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class PageTable:
     """On a narrow screen: ``scroll`` sideways beside the first column, which stays in place; a card per row, with the
     first cell as its title; or ``fit``, with cells wrapped, for tables of few columns."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """What columns hold, by their names in the header; shown below the table, and on hover."""
+    """What columns hold, by their names in the header; shown below the table, and on hover. Other names are unused."""
     keywords: Sequence[str] = ()
     """For each row the words that the page's filter finds it by; a row without any is always shown."""
 

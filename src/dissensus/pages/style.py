@@ -1,6 +1,7 @@
 """The style of all figures, and figures as files: SVG takes its ink from the page, so it reads in light and in dark."""
 
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,15 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE_SIZE = 11.5
 _BETWEEN = 0.06
 """Space between panels, as a share of a panel, so that the label of one does not touch the next."""
+_DOTS = 220
+"""Resolution of parts of a figure that are pictures."""
 _MOST_VALUES = 600
 """Values of points that a figure holds."""
+_VALUES_OF_A_LINE = 25
+"""Values that are shown of a line without markers."""
+_MANY_TIMES = 1e4
+_LONGEST_NAME = 48
+"""Characters of a name in a legend."""
 _LEGEND_WIDTH = 62
 """Characters that fit side by side below a panel."""
 
@@ -83,12 +91,18 @@ def percent_axis(axis: Any) -> None:
     """Label an axis of shares in per cent."""
     from matplotlib.ticker import PercentFormatter
 
-    axis.set_major_formatter(PercentFormatter(1.0))
+    class Percent(PercentFormatter):
+        """Per cent, with an exponent where there would be many digits."""
+
+        def format_pct(self, x: float, display_range: float) -> str:
+            return f"{100 * x:.3g}%" if abs(x) >= _MANY_TIMES else super().format_pct(x, display_range)
+
+    axis.set_major_formatter(Percent(1.0))
 
 
 def legend_columns(names: Sequence[str]) -> int:
     """Entries of a legend that fit beside each other."""
-    longest = max(map(len, names), default=0)
+    longest = max(map(len, map(shortened, names)), default=0)
     return max(1, min(3, len(names), _LEGEND_WIDTH // (longest + 6)))
 
 
@@ -99,7 +113,17 @@ def legend_height(names: Sequence[str]) -> float:
 
 def add_legend(figure: Any, names: Sequence[str]) -> None:
     """Put a legend below a figure."""
-    figure.legend(loc="outside lower center", ncols=legend_columns(names))
+    for text in figure.legend(loc="outside lower center", ncols=legend_columns(names)).get_texts():
+        text.set_text(shortened(text.get_text()))
+
+
+def shortened(name: str, most: int = _LONGEST_NAME) -> str:
+    """A name that fits into a figure.
+
+    >>> shortened("noise"), len(shortened("n" * 300)), shortened("predictions", 5)
+    ('noise', 48, 'pred…')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def save(figure: Any, file: Path) -> None:
@@ -127,7 +151,7 @@ def as_svg(figure: Any, description: str) -> Element:
     """A figure as an SVG element, with a description for screen readers and the page's ink."""
     buffer = io.StringIO()
     with _plain_text(figure):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", dpi=_DOTS, transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     values = point_values(figure)
     svg = fromstring(text[text.index("<svg") :])
@@ -155,7 +179,10 @@ class PointValue(NamedTuple):
 
 
 def point_values(figure: Any) -> list[PointValue]:
-    """The values of marked points and bars of a figure that has been drawn; none where there are very many."""
+    """The values of points, lines, bars and matrices of a figure that has been drawn; none where there are very many.
+
+    Of a line without markers a few points have a value, at about equal distances.
+    """
     import numpy as np
 
     values: list[PointValue] = []
@@ -169,17 +196,46 @@ def point_values(figure: Any) -> list[PointValue]:
                     words = [name, _said(axes.xaxis, x), _said(axes.yaxis, y)]
                     top = figure.get_figheight() * 72 - float(place[1])
                     values.append(PointValue(float(place[0]), top, "\n".join(filter(None, words))))
+        for matrix in axes.images:
+            numbers = np.ma.filled(np.ma.asarray(matrix.get_array(), dtype=float), np.nan)
+            if numbers.ndim == 2 and numbers.size <= _MOST_VALUES and matrix.colorbar is not None:
+                values += _cell_values(axes, numbers, matrix.colorbar.ax.yaxis)
     return values if len(values) <= _MOST_VALUES else []
 
 
+def _cell_values(axes: Any, numbers: Any, scale: Any) -> list[PointValue]:
+    """The numbers of a matrix, with the rows and columns that they stand in."""
+    import numpy as np
+
+    height = axes.figure.get_figheight() * 72
+    values = []
+    for (row, column), number in np.ndenumerate(numbers):
+        if not np.isfinite(number):
+            continue
+        x, y = axes.transData.transform((column, row)) * 72 / axes.figure.dpi
+        words = [_said(axes.yaxis, row), _said(axes.xaxis, column), _said(scale, number)]
+        values.append(PointValue(float(x), height - float(y), "\n".join(words)))
+    return values
+
+
 def _points(axes: Any) -> Iterator[tuple[str, Any]]:
-    """Names and data ``[N, 2]`` of lines with markers, of scattered points and of the ends of bars."""
+    """Names and data ``[N, 2]`` of lines, of scattered points and of the ends of bars and steps."""
     import numpy as np
     from matplotlib.container import BarContainer
+    from matplotlib.patches import StepPatch
 
     for line in axes.lines:
-        if line.get_marker() not in ("", "None", None) and line.get_transform() == axes.transData:
-            yield _label(line), np.asarray(line.get_xydata(), dtype=float)
+        if line.get_transform() == axes.transData:
+            points = np.asarray(line.get_xydata(), dtype=float)
+            if line.get_marker() not in ("", "None", None):
+                yield _label(line), points
+            elif len(points) > 2:  # two points are a line to compare with, such as the diagonal
+                chosen = np.linspace(0, len(points) - 1, min(len(points), _VALUES_OF_A_LINE)).round().astype(int)
+                yield _label(line), points[chosen]
+    for steps in axes.patches:
+        if isinstance(steps, StepPatch) and _label(steps):
+            heights, edges, _ = steps.get_data()
+            yield _label(steps), np.stack([(edges[1:] + edges[:-1]) / 2, heights], 1).astype(float)
     for dots in axes.collections:
         if hasattr(dots, "get_sizes") and not dots.get_rasterized() and dots.get_offset_transform() == axes.transData:
             yield _label(dots), np.asarray(dots.get_offsets(), dtype=float)
@@ -198,9 +254,11 @@ def _label(artist: Any) -> str:
 
 def _said(axis: Any, value: float) -> str:
     """A value with its axis' label; the name of its tick where ticks have names."""
+    from matplotlib.ticker import PercentFormatter
+
     label, ticks = axis.get_label_text(), axis.get_major_formatter()
     text = significant(value)
-    if type(ticks).__name__ == "PercentFormatter":
+    if isinstance(ticks, PercentFormatter):
         text = f"{100 * value / ticks.xmax:.3g} %"
     elif type(ticks).__name__ in ("FixedFormatter", "FuncFormatter"):
         near = [tick for tick in axis.get_major_ticks() if abs(tick.get_loc() - value) < 0.5]
@@ -215,7 +273,11 @@ def _local_name(name: str) -> str:
 
 @contextmanager
 def _plain_text(figure: Any) -> Iterator[None]:
-    """Draw texts as they are: ``$`` starts no formula, and characters that cannot be drawn are replaced."""
+    """Draw texts as they are: ``$`` starts no formula, and characters that cannot be drawn are replaced.
+
+    What matplotlib warns of is no news to users: a browser has glyphs that its font lacks, and names may leave axes no
+    room.
+    """
     from matplotlib import rc_context
     from matplotlib.text import Text
     from matplotlib.ticker import FuncFormatter
@@ -227,5 +289,6 @@ def _plain_text(figure: Any) -> Iterator[None]:
         names = axis.get_major_formatter()
         if isinstance(names, FuncFormatter):  # of ticks with names, which are written when they are drawn
             axis.set_major_formatter(lambda value, place, names=names: printable(names(value, place)))
-    with rc_context({"text.parse_math": False}):
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph|constrained_layout not applied")
         yield

@@ -126,7 +126,7 @@ def _numbers_of(result: ShiftedResult) -> dict[str, Any]:
 def _facts(data: ReportData, title: str) -> dict[str, Any]:
     settings, members = data.settings, len(data.outputs)
     facts: dict[str, Any] = {
-        "title": title or f"Report on an ensemble of {members}" if members > 1 else title or "Report on a model",
+        "title": title or ("Report on a model" if members == 1 else f"Report on an ensemble of {members} members"),
         "members": members,
         "examples": data.outputs.shape[1],
         "outputs": data.outputs.shape[2],

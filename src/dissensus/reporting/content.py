@@ -9,6 +9,7 @@ from torch import Tensor
 
 import dissensus.reporting.classification as classification
 import dissensus.reporting.regression as regression
+from dissensus.pages.parts import counted
 from dissensus.reporting.measures import Measured
 from dissensus.reporting.reading import ReportData, Settings
 
@@ -19,7 +20,7 @@ TITLES: dict[str, str] = {
     "nll": "negative log-likelihood",
     "brier": "Brier score",
     "ece": "expected calibration error",
-    "overconfidence": "mean confidence less accuracy",
+    "overconfidence": "mean confidence minus accuracy",
     "above_majority": "accuracy above the most frequent class",
     "rmse": "root mean squared error",
     "mae": "mean absolute error",
@@ -31,11 +32,10 @@ TITLES: dict[str, str] = {
     "interval_score": "score of intervals (Winkler)",
     "interval_calibration": "calibration error of intervals",
     "confidence": "mean confidence",
-    "deviation": "mean deviation that is predicted",
-    "fpr_at_95": "shifted examples that pass for usual ones",
+    "deviation": "mean predicted deviation",
+    "fpr_at_95": "shifted examples that are missed at 5 % false alarms",
     **{f"error_auroc: {name}": f"errors found by {name} (AUROC)" for name in _ERRORS},
     **{f"error_correlation: {name}": f"rank correlation of error and {name}" for name in _SPREADS},
-    **{f"risk_at_{share:.0%}": f"error among the {share:.0%} kept" for share in classification.COVERAGES},
 }
 """Names of numbers in words."""
 BETTER = {
@@ -78,10 +78,22 @@ class Content(NamedTuple):
     shown: Mapping[int, Shown]
 
 
+def title(name: str, task: str) -> str:
+    """The name of a number in words; a number of the user's own keeps its name.
+
+    >>> title("nll", "classification"), title("risk_at_80%", "regression")
+    ('negative log-likelihood', 'root mean squared error without the 20% most uncertain')
+    """
+    for share in classification.COVERAGES:
+        if name == f"risk_at_{share:.0%}":
+            error = "error rate" if task == "classification" else TITLES["rmse"]
+            return f"{error} without the {1 - share:.0%} most uncertain"
+    return TITLES.get(name, name)
+
+
 def size(facts: Mapping[str, Any]) -> str:
     """Members and examples in words."""
-    members = "one member" if facts["members"] == 1 else f"{facts['members']} members"
-    return f"{members}, {facts['examples']:,} examples"
+    return f"{counted(facts['members'], 'member')}, {counted(facts['examples'], 'example')}"
 
 
 def shown_inputs(data: ReportData, rows: Iterable[int]) -> dict[int, Shown]:

@@ -9,6 +9,8 @@ import numpy as np
 from dissensus.pages import style
 from dissensus.reporting.curves import Bin, RiskCurve
 
+_MOST_POINTS = 500
+"""Points that are drawn one by one; more of them are a picture."""
 _FLAT_RISK = 1.15
 """Room above the highest point of a curve."""
 
@@ -106,8 +108,9 @@ def error_by_deviation(bins: Sequence[Bin], name: str, label: str) -> Any:
 
 @style.figure_style()
 def predicted_and_true(points: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    """Targets over predictions, with the diagonal."""
-    figure = style.blank_figure(height=4.2 if len(names) < 2 else 4.2 + style.legend_height(names))
+    """Targets over predictions, with the diagonal; targets have a colour each where they are few."""
+    has_legend = 1 < len(names) <= len(style.COLOURS)
+    figure = style.blank_figure(height=4.2 + (style.legend_height(names) if has_legend else 0))
     axes = figure.subplots()
     predictions = np.array([point["prediction"] for point in points])
     targets = np.array([point["target"] for point in points])
@@ -119,17 +122,17 @@ def predicted_and_true(points: Sequence[Mapping[str, Any]], names: Sequence[str]
             targets[:, place],
             s=14,
             alpha=0.6,
-            color=colour,
-            marker=marker,
+            color=colour if has_legend else style.COLOURS[0],
+            marker=marker if has_legend else style.MARKERS[0],
             label=name,
             linewidths=0,
-            rasterized=len(points) > 500,
+            rasterized=len(points) * len(names) > _MOST_POINTS,
         )
     both = np.concatenate([predictions.ravel(), targets.ravel()])
     ends = [float(both.min()), float(both.max())]
     axes.plot(ends, ends, color=style.INK, alpha=0.4, linewidth=1)
     axes.set(xlabel="prediction", ylabel="target")
-    if len(names) > 1:
+    if has_legend:
         style.add_legend(figure, names)
     return figure
 
@@ -162,14 +165,14 @@ def pictures(entries: Sequence[tuple[Any, str]], columns: int = 3) -> Any:
     """Pictures ``[C, H, W]`` in bytes in rows, each below a few lines; large enough for a narrow screen."""
     rows = -(-len(entries) // columns)
     lines = max(words.count("\n") + 1 for _, words in entries)
-    figure = style.blank_figure(1.75 * columns, rows * (1.6 + 0.17 * lines))
+    figure = style.blank_figure(1.75 * columns, rows * (1.6 + 0.19 * lines))
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid:
         axes.set_axis_off()
     for axes, (picture, words) in zip(grid, entries, strict=False):
         pixels = np.asarray(picture, dtype=np.uint8).transpose(1, 2, 0)
         axes.imshow(_enlarged(pixels if pixels.shape[2] == 3 else pixels[..., 0]), cmap="gray", vmin=0, vmax=255)
-        axes.set_title(words, loc="center", fontsize=9.5)
+        axes.set_title(words, loc="center", fontsize=11)
     return figure
 
 

@@ -4,6 +4,7 @@ An answer is ``good`` or ``bad`` only where the whole 95 % interval of its numbe
 `Limits`. Where the interval is too wide to tell, there is no answer.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import dissensus.reporting.regression as regression
 from dissensus.auditing.evidence import FEWEST
 from dissensus.auditing.page import MEANINGS
 from dissensus.metrics.intervals import Interval
-from dissensus.pages.parts import News, significant
+from dissensus.pages.parts import News, counted, significant
 from dissensus.reporting.measures import Measured, ShiftedResult
 from dissensus.reporting.reading import ReportData
 
@@ -93,7 +94,8 @@ def _new_to_it(data: ReportData, limits: Limits) -> list[Finding]:
     rows, examples = data.facts.get("training_rows", 0), len(data.targets)
     if not rows:
         return []
-    text = f"{rows:,} of {examples:,} examples are rows that the model was trained on."
+    known = "is a row" if rows == 1 else "are rows"
+    text = f"{rows:,} of {counted(examples, 'example')} {known} that the model was trained on."
     question = "Is the data new to it?"
     if rows < limits.training_rows * examples:
         return [Finding(question, "all but a few", "none", text)]
@@ -119,7 +121,7 @@ def _accurate(data: ReportData, measured: Measured) -> Finding:
     labels = data.targets.bincount(minlength=len(data.classes))
     most = int(labels.argmax())
     share, better = float(labels[most]) / len(data.targets), measured.numbers["above_majority"]
-    words = f"Right on {percent(accuracy)} of {len(data.targets):,} examples."
+    words = f"Right on {percent(accuracy)} of {counted(len(data.targets), 'example')}."
     if share == 1:
         text = f"{words} All examples are of the class {data.classes[most]!r}, so this says little."
         return Finding(question, "one class only", "none", text)
@@ -142,7 +144,7 @@ def _calibrated(measured: Measured, limits: Limits) -> Finding:
     words = f"Confidence differs from accuracy by {percent(error)} on average (expected calibration error)."
     if error.low > limits.calibration_visible:
         large = error.low > limits.calibration_large
-        text = f"{words} Mean confidence less accuracy is {points(gap)}. See dissensus.metrics.temper."
+        text = f"{words} Mean confidence minus accuracy is {points(gap)}. See dissensus.metrics.temper."
         return Finding(question, direction, "bad" if large else "fair", text)
     if error.high <= limits.calibration_large:
         return Finding(question, "yes", "good", words)
@@ -174,7 +176,7 @@ def _graded(area: Interval, good: float, bad: float, chance: float) -> tuple[str
 
 def _explains(data: ReportData, measured: Measured) -> Finding:
     question, explained, root = "Is it accurate?", measured.numbers["r2"], measured.numbers["rmse"]
-    words = f"The root mean squared error is {number(root)} on {len(data.targets):,} examples."
+    words = f"The root mean squared error is {number(root)} on {counted(len(data.targets), 'example')}."
     if explained.value != explained.value:
         return Finding(question, "cannot tell", "none", f"{words} A target is constant, so this says little.")
     words += f" It explains {percent(explained)} of the variance."
@@ -211,6 +213,9 @@ def _knows_size(measured: Measured, limits: Limits) -> Finding:
     if name is None:
         return Finding(question, "cannot tell", "none", "One member without a predicted deviation has no spread.")
     correlation = measured.numbers[f"error_correlation: {name}"]
+    if math.isnan(correlation.value):
+        text = f"Errors or the {name} are the same for all examples, so they have no correlation."
+        return Finding(question, "cannot tell", "none", text)
     words = f"The rank correlation of {name} and error is {number(correlation)}."
     if correlation.low >= limits.correlation:
         return Finding(question, "yes", "good", words)
@@ -222,7 +227,7 @@ def _knows_size(measured: Measured, limits: Limits) -> Finding:
 
 
 def _notices(name: str, result: ShiftedResult, data: ReportData, measured: Measured, limits: Limits) -> Finding:
-    question = f"Does it notice {name}?"
+    question = f"Does it notice the shift “{name}”?"
     score, area = next(iter(result.detection.items()))
     words = f"A shifted example has a higher {score} than a usual one in {percent(area)} of pairs."
     harm, hurt, unharmed = _harm(result, data, measured, limits)

@@ -11,7 +11,9 @@ from dissensus.auditing.page import parts as audit_parts
 from dissensus.metrics import roc
 from dissensus.metrics.intervals import Interval
 from dissensus.pages import Badge, Cell, Drawing, FactList, Folded, Number, Page, PageTable, Part, Section, Text
+from dissensus.pages.parts import counted
 from dissensus.reporting.content import BETTER, SHARES, TITLES, Content, size
+from dissensus.reporting.content import title as title_of
 from dissensus.reporting.judging import VERDICTS, Finding, percent
 from dissensus.reporting.judging import number as in_words
 from dissensus.reporting.measures import Example
@@ -83,26 +85,26 @@ def _lead(report: ReportRecord) -> str:
 
 def _glance(answers: Sequence[Finding]) -> PageTable:
     rows: list[list[Cell]] = [[item.question, Badge(item.answer, item.news), item.sentence] for item in answers]
-    return PageTable(("question", "answer", ""), rows, narrow="cards")
+    return PageTable(("question", "answer", "numbers"), rows, narrow="cards")
 
 
-def number(name: str, value: Interval) -> Number:
-    """A number in the form that its name asks for."""
-    return Number(value.value, value.low, value.high, form=".1%" if name in SHARES else ".4g")
+def number(name: str, value: Interval, task: str = "") -> Number:
+    """A number in the form that its name asks for; errors of a classification are shares."""
+    is_share = name in SHARES or (task == "classification" and name.startswith("risk_at_"))
+    return Number(value.value, value.low, value.high, form=".1%" if is_share else ".4g")
 
 
 def _numbers(content: Content) -> list[Part]:
     measured = content.measured
-    shares = content.settings.task == "classification"
+    task = content.settings.task
     rows: list[list[Cell]] = []
     for name, value in measured.numbers.items():
-        form = "accuracy" if shares and name.startswith("risk_at_") else name
         members = measured.members.get(name)
-        title = TITLES.get(name, name)
+        title = title_of(name, task)
         if name in ("coverage", "width", "interval_score"):
             title = title.replace("intervals", f"{regression.interval_level(content.settings):.0%} intervals")
-        beside: Cell = number(form, members) if members is not None else ""
-        rows.append([title, number(form, value), beside, BETTER.get(name, "")])
+        beside: Cell = number(name, members, task) if members is not None else ""
+        rows.append([title, number(name, value, task), beside, BETTER.get(name, "")])
     note = (
         "Intervals are 95 % confidence intervals over examples. The members' column is their mean: what one of them "
         "alone would do."
@@ -199,7 +201,7 @@ def _by_class(content: Content) -> Section:
     ]
     if len(rows) > _MOST_CLASSES:
         table = PageTable(header, rows[_MOST_CLASSES:], narrow="fit")
-        parts.append(Folded(f"The other {len(rows) - _MOST_CLASSES} classes", [table]))
+        parts.append(Folded(counted(len(rows) - _MOST_CLASSES, "other class", "other classes"), [table]))
     confusions = content.measured.tables["confusions"]
     if confusions:
         pairs: list[list[Cell]] = [
@@ -252,10 +254,10 @@ def _words(example: Example) -> str:
     """What stands above a picture."""
     sure = example.numbers.get("confidence")
     prediction = _short(example.prediction) + ("" if sure is None else f" ({sure:.0%})")
-    return "\n".join([prediction, f"true: {_short(example.target)}", _short(example.votes, 21), f"row {example.row:,}"])
+    return "\n".join([prediction, f"true: {_short(example.target)}", _short(example.votes, 19), f"row {example.row:,}"])
 
 
-def _short(text: str, most: int = 16) -> str:
+def _short(text: str, most: int = 12) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -282,7 +284,14 @@ def _rows(content: Content, rows: Sequence[int]) -> PageTable:
                 *(inputs.get(name, "") for name in columns),
             ]
         )
-    header = ("example", "target", "prediction", *names, "members say" if classifies else "members from … to", *columns)
+    header = (
+        "example",
+        "target",
+        "prediction",
+        *names,
+        "members' votes" if classifies else "range of members",
+        *columns,
+    )
     return PageTable(header, cells, narrow="cards")
 
 
@@ -299,7 +308,7 @@ def _shifted(content: Content) -> list[Part]:
             for name, result in measured.shifted.items()
         ),
     ]
-    header = ("set", "examples", *(TITLES.get(key, key) for key in names))
+    header = ("set", "examples", *(title_of(key, content.settings.task) for key in names))
     scores: list[list[Cell]] = [
         [score, *(_area(result.detection[score]) for result in measured.shifted.values())] for score in measured.scores
     ]
@@ -308,7 +317,7 @@ def _shifted(content: Content) -> list[Part]:
         f"shifted example scores higher than a usual one: 0.5 is guessing. The first score, {first}, was chosen before "
         "any data was seen. Answers go by it."
     )
-    passing = ", ".join(f"{percent(result.false_positives)} of {name}" for name, result in measured.shifted.items())
+    missed = ", ".join(f"{percent(result.false_positives)} of {name}" for name, result in measured.shifted.items())
     return [
         Section(
             "Shifted data",
@@ -316,9 +325,7 @@ def _shifted(content: Content) -> list[Part]:
                 PageTable(header, rows, narrow="cards"),
                 Text(text),
                 PageTable(("AUROC of", *measured.shifted), scores, narrow="scroll"),
-                Text(
-                    f"At a threshold of {first} that flags 5 % of usual examples, these pass for usual ones: {passing}."
-                ),
+                Text(f"A threshold of {first} that flags 5 % of usual examples misses {missed}."),
                 *(drawing for name in measured.shifted for drawing in _detection(content, name, first)),
             ],
         )
@@ -374,8 +381,8 @@ def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if facts["task"] == "classification":
         pairs.append(("classes", ", ".join(facts["names"])))
     if facts.get("training"):
-        pairs.append(("training data, for the audit", f"{facts['training']:,} examples"))
-    pairs += [(f"shifted: {name}", f"{count:,} examples") for name, count in facts["shifted"].items()]
+        pairs.append(("training data, for the audit", counted(facts["training"], "example")))
+    pairs += [(f"shifted: {name}", counted(count, "example")) for name, count in facts["shifted"].items()]
     match = facts.get("matches_own_prediction")
     if match is not None:
         pairs.append(("the model's own prediction", match if isinstance(match, str) else "equals the pooled outputs"))

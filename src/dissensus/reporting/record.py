@@ -11,7 +11,7 @@ from dissensus.auditing import Audit
 from dissensus.metrics.intervals import Interval
 from dissensus.output_files import write_output
 from dissensus.pages import html
-from dissensus.reporting.content import TITLES, Content, size
+from dissensus.reporting.content import Content, size, title
 from dissensus.reporting.judging import Finding, verdict
 from dissensus.reporting.page import page
 
@@ -51,7 +51,8 @@ class Report:
             "findings": [answer._asdict() for answer in self.findings],
             "facts": self.facts,
             "numbers": {
-                name: {"title": TITLES.get(name, name), **_plain(value)} for name, value in self.numbers.items()
+                name: {"title": title(name, self.facts["task"]), **_plain(value)}
+                for name, value in self.numbers.items()
             },
             "members": {name: _plain(value) for name, value in self.members.items()},
             "shifted": {name: {k: _plain(v) for k, v in part.items()} for name, part in self.shifted.items()},
@@ -69,9 +70,10 @@ class Report:
         lines = [f"{self.verdict}: {size(self.facts)}", ""]
         lines += [f"{answer.question}  {answer.answer}\n  {answer.sentence}" for answer in self.findings]
         lines += ["", f"{'':44s} {'ensemble':>10s}   95 % interval"]
-        lines += [_line(TITLES.get(name, name), value, self.members.get(name)) for name, value in self.numbers.items()]
+        task = self.facts["task"]
+        lines += [_line(title(name, task), value, self.members.get(name)) for name, value in self.numbers.items()]
         for name, part in self.shifted.items():
-            lines += ["", f"shifted data: {name}", *(_line(TITLES.get(k, k), v) for k, v in part.items())]
+            lines += ["", f"shifted data: {name}", *(_line(title(k, task), v) for k, v in part.items())]
         return "\n".join(lines)
 
     def page(self, path: str | Path, title: str = "") -> Path:

@@ -19,6 +19,7 @@ from dissensus.axes import Pool
 from dissensus.data import sources
 from dissensus.diversity import decompose
 from dissensus.objectives import augmented
+from dissensus.pages.parts import counted
 from dissensus.studies import measures
 from dissensus.studies.spec import Optimisation
 from dissensus.studies.training_arguments import training_arguments
@@ -182,7 +183,7 @@ def run(settings: DemoSettings, on_step: OnStep | None = None) -> DemoResult:
         "version": dissensus.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{platform.machine()}, {counted(torch.get_num_threads(), 'thread')}",
         "command": " ".join(["dissensus", *sys.argv[1:]]),
         "seconds": time.perf_counter() - started,
         "networks": len(runs) * settings.members,

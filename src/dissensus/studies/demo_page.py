@@ -24,24 +24,24 @@ COLUMNS = {
     "ensemble": "ensemble",
     "members": "member",
     "diversity": "diversity",
-    "div/err": "relative",
+    "div/loss": "relative",
     "gap": "gap",
     "bias %": "bias",
     "drop 20%": "rise 0",
 }
 """Columns of the tables, and the quantities that they hold."""
 TABLE_HEADER = ("β", *COLUMNS)
-_COLUMN_NOTES = {
+COLUMN_NOTES = {
     "ensemble": "loss of the ensemble on test data",
     "members": "mean loss of its members",
-    "diversity": "the members' loss less the ensemble's",
-    "div/err": "diversity divided by the ensemble's loss",
-    "gap": "the ensemble's loss on test data less that on training data",
+    "diversity": "the members' loss minus the ensemble's",
+    "div/loss": "diversity divided by the ensemble's loss",
+    "gap": "the ensemble's loss on test data minus that on training data",
     "bias %": "share of diversity that constant shifts of members make up",
     "drop 20%": "rise of the ensemble's loss, in per cent, without a random 20 % of its members",
 }
-"""What the columns hold, for readers of the page."""
-_X_LABEL = "β (0: members alone, 1: joint training)"
+"""What the columns hold."""
+_X_LABEL = "β (0: each member alone, 1: joint training)"
 
 
 def values_over_seeds(result: DemoResult, problem: str, quantity: str) -> list[list[float]]:
@@ -63,35 +63,38 @@ def finding(result: DemoResult, problem: str) -> str:
     diversity, member, ensemble = (
         means_over_seeds(result, problem, quantity) for quantity in ("diversity", "member", "ensemble")
     )
-    errors = values_over_seeds(result, problem, "ensemble")
-    differences = [last - first for first, last in zip(errors[0], errors[-1], strict=True)]
+    losses = values_over_seeds(result, problem, "ensemble")
+    differences = [last - first for first, last in zip(losses[0], losses[-1], strict=True)]
     growth = diversity[-1] / diversity[0] if diversity[0] > 0 else math.inf
     ratio = member[-1] / member[0]
     return (
         f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity {_growth_in_words(growth)} "
-        f"({significant(diversity[0])} to {significant(diversity[-1])}), and each member alone got "
+        f"({significant(diversity[0])} to {significant(diversity[-1])}). Members got "
         f"{'worse' if ratio > 1 else 'better'}: "
-        f"its error is {_rounded(ratio)} times what it was. {_change_in_words(differences, ensemble[0])}"
+        f"their mean loss is {_rounded(ratio)} times what it was. {_change_in_words(differences, ensemble[0])}"
     )
 
 
 def _change_in_words(differences: Sequence[float], base: float) -> str:
-    """Whether the ensemble's error changed: a paired 95 % interval over seeds, by Student's t."""
+    """Whether the ensemble's loss changed: a paired 95 % interval over seeds, by Student's t."""
     try:
         from scipy.stats import t
     except ImportError as reason:
         raise ImportError("Student's t comes from scipy: pip install 'dissensus[report]'") from reason
     seeds = len(differences)
     mean, error = verdicts.mean_and_error(differences)
-    change = f"{mean:+.2g} ± {error:.2g}"
-    if seeds < 2 or abs(mean) <= t.ppf(0.975, seeds - 1) * error:
+    if seeds < 2:
+        return f"One seed does not tell whether the ensemble's loss changed ({mean:+.2g})."
+    reach = float(t.ppf(0.975, seeds - 1)) * error
+    change = f"{mean:+.2g}, 95 % interval {mean - reach:+.2g} to {mean + reach:+.2g}"
+    if abs(mean) <= reach:
         return (
-            f"No change of the ensemble's error can be shown with {seeds} seeds ({change}), so most of the added "
+            f"No change of the ensemble's loss can be shown with {seeds} seeds ({change}), so most of the added "
             "diversity cancels out when members are averaged."
         )
     if mean > 0:
-        return f"The ensemble's error rose by {mean / base:.0%} ({change}): the added diversity did harm."
-    return f"The ensemble's error fell by {-mean / base:.0%} ({change}): some of the added diversity is useful here."
+        return f"The ensemble's loss rose by {mean / base:.0%} ({change}): the added diversity did harm."
+    return f"The ensemble's loss fell by {-mean / base:.0%} ({change}): some of the added diversity is useful here."
 
 
 def _growth_in_words(ratio: float) -> str:
@@ -109,24 +112,24 @@ def problem_panels(result: DemoResult, problem: DemoProblem) -> list[tuple[chart
         means = [verdicts.mean_and_error(values) for values in values_over_seeds(result, problem.name, quantity)]
         return charts.Line(label, [mean for mean, _ in means], [error for _, error in means])
 
-    parts = [line("members alone", "member"), line("ensemble", "ensemble"), line("diversity", "diversity")]
+    parts = [line("mean of members", "member"), line("ensemble", "ensemble"), line("diversity", "diversity")]
     rises = [line(f"drop {drop:.0%}", f"rise {i}") for i, drop in enumerate(DROPS)]
     return [
         (
-            charts.Panel("Error and diversity", f"{problem.loss_name}, test data", parts),
-            "The ensemble's error is exactly the mean error of its members less their diversity. Where members' error "
+            charts.Panel("Loss and diversity", f"{problem.loss_name}, test data", parts),
+            "The ensemble's loss is exactly the mean loss of its members minus their diversity. Where members' loss "
             "and diversity rise together, the rise cancels: members disagree more, and the ensemble gains nothing.",
         ),
         (
-            charts.Panel("Diversity relative to error", "diversity / ensemble error", [line("", "relative")]),
-            "How far members are from each other, in units of the ensemble's error. Trained alone (β = 0), members "
-            "settle at a level that the data sets. A steep rise at the right end is diversity that serves nothing but "
-            "itself.",
+            charts.Panel("Diversity relative to loss", "diversity / ensemble's loss", [line("", "relative")]),
+            "How far members are from each other, in units of the ensemble's loss. Trained alone (β = 0), members "
+            "settle at a level that depends on the data. A steep rise at the right end is diversity that the ensemble "
+            "does not profit from.",
         ),
         (
-            charts.Panel("Train-test gap", problem.loss_name, [line("test less training error", "gap")]),
-            "The ensemble's error on new data less its error on the data that it was trained on. Diversity that only "
-            "fits the training data makes this gap wider.",
+            charts.Panel("Train-test gap", problem.loss_name, [line("", "gap")]),
+            "The ensemble's loss on test data minus its loss on training data. Diversity that only fits the training "
+            "data makes this gap wider.",
         ),
         (
             charts.Panel("Diversity that is mere bias", "% of diversity removed", [line("", "bias")]),
@@ -134,7 +137,7 @@ def problem_panels(result: DemoResult, problem: DemoProblem) -> list[tuple[chart
             "no prediction of the ensemble. The diversity that vanishes was only members leaning to opposite sides.",
         ),
         (
-            charts.Panel("When members are dropped", "% rise of the ensemble's error", rises),
+            charts.Panel("When members are dropped", "% rise of the ensemble's loss", rises),
             "How much worse the ensemble gets when some members are left out at random. Members whose errors must "
             "cancel depend on each other.",
         ),
@@ -200,7 +203,7 @@ def page(result: DemoResult) -> Page:
 
 
 def _problem_section(result: DemoResult, problem: DemoProblem) -> Section:
-    table = PageTable(TABLE_HEADER, table_rows(result, problem.name), "cards", _COLUMN_NOTES)
+    table = PageTable(TABLE_HEADER, table_rows(result, problem.name), "cards", COLUMN_NOTES)
     return Section(problem.title, [Text(finding(result, problem.name), "finding"), *_drawings(result, problem), table])
 
 
@@ -227,7 +230,7 @@ def _provenance(result: DemoResult) -> list[tuple[str, str]]:
         ("command", made["command"]),
         ("version", f"dissensus {made['version']}, torch {made['torch']}, Python {made['python']}"),
         ("machine", made["machine"]),
-        ("duration", f"{made['seconds']:.0f} seconds for {made['networks']} networks"),
+        ("duration", f"{counted(round(made['seconds']), 'second')} for {counted(made['networks'], 'network')}"),
         ("seeds", ", ".join(map(str, settings.seeds))),
         (
             "data",

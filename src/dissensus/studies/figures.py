@@ -279,7 +279,7 @@ _GROUP_FIGURES = {
 def _label(settings: FigureSection, name: str, group: Any) -> str:
     if group is None:
         is_alone = settings.separate and Measure.parse(name).kind == "codependence"  # no axis says what rises
-        return f"rise of error, {measure_label(name)}" if is_alone else measure_label(name)
+        return f"rise of loss, {measure_label(name)}" if is_alone else measure_label(name)
     value = f"{group:g}" if isinstance(group, int | float) else str(group)
     if settings.groups == "method":
         return value

@@ -4,17 +4,17 @@ from dissensus.studies import datasets
 from dissensus.studies.results import WORST_CASE, Measure
 
 MEASURES = {
-    "error": "ensemble's error",
-    "individual": "members' error",
+    "error": "ensemble's loss",
+    "individual": "members' loss",
     "diversity": "diversity",
     "gap": "generalisation gap",
-    "train_error": "training error",
-    "test_error": "test error",
+    "train_error": "training loss",
+    "test_error": "test loss",
     "bias_share": "share that is bias",
-    "relative_diversity": "diversity / error",
-    "train_individual": "members' training error",
+    "relative_diversity": "diversity / loss",
+    "train_individual": "members' training loss",
     "train_diversity": "training diversity",
-    "test_individual": "members' test error",
+    "test_individual": "members' test loss",
     "test_diversity": "test diversity",
     "member_accuracy": "members' accuracy",
     "error_rate": "ensemble's error rate",
@@ -68,7 +68,7 @@ def measure_label(name: str) -> str:
     """A measure's name as people say it.
 
     >>> measure_label("codependence_0.2"), measure_label("error"), measure_label("auroc_predictive_diversity_mnist")
-    ('drop 20%', "ensemble's error", 'PDS, mnist')
+    ('drop 20%', "ensemble's loss", 'PDS, mnist')
     >>> [measure_label(name) for name in ("accuracy_fgsm_0.02", "transfer_targeted_pgd_0.05", "standard_0.01")]
     ['FGSM 0.02', 'transfer, targeted PGD 0.05', 'worst case, standard 0.01']
     >>> measure_label("train_diversity@0.1")

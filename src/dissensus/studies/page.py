@@ -21,6 +21,7 @@ from dissensus.pages import (
     Text,
     style,
 )
+from dissensus.pages.parts import counted
 from dissensus.studies import datasets, library, verdicts
 from dissensus.studies.figures import figures
 from dissensus.studies.labels import measure_label
@@ -41,6 +42,13 @@ NEWS: dict[str, News] = {
 }
 """What kind of news each verdict is."""
 VERDICT_COLUMNS = ("statement", "verdict", "data", "paper", "ours", "interval", "difference")
+_COLUMN_NOTES: dict[str, str] = {
+    "paper": "the paper's number, or what it says of ours",
+    "ours": "the mean over seeds",
+    "interval": "95 % over seeds; Δ: of the paired difference, where two values are compared",
+    "difference": "ours minus the paper's number, or minus the value that ours is compared with",
+}
+"""What columns of the table of verdicts hold."""
 _CURVES = (
     "Training curves are means over each epoch's steps, in training mode (dropout on); test curves are taken at the "
     "epoch's end. The table's gap compares both in evaluation mode, after the last epoch."
@@ -73,7 +81,7 @@ def standing(spec: Spec, results: Sequence[Summary], setting: str) -> Standing:
     if judged:
         summary, short = judged[0]
         changed, stale = "changed by --set" if summary.provenance.changes else "", "stale" if summary.stale else ""
-        notes = ", ".join(filter(None, (summary.scale, changed, stale)))
+        notes = ", ".join(filter(None, (f"scale {summary.scale}", changed, stale)))
         words = f"{verdicts.counts_in_words(short.statements)} ({notes})"
         return Standing(_claim_in_words(short.claim), _news(short.claim), words)
     if setting != verdicts.PAPER:
@@ -225,7 +233,9 @@ def command(name: str, scale: str, made: Provenance) -> str:
 
 def _networks(made: Provenance) -> str:
     searched = f" after a search over {made.searched_networks:,}" if made.searched_networks else ""
-    return f"{made.networks:,}{searched}, in {made.seconds / 60:.1f} minutes"
+    minutes = made.seconds / 60
+    duration = f"{minutes:,.1f} minutes" if minutes >= 1 else counted(max(1, round(made.seconds)), "second")
+    return f"{made.networks:,}{searched}, in {duration}"
 
 
 def _settings_in_words(summary: Summary) -> list[Part]:
@@ -236,13 +246,18 @@ def _settings_in_words(summary: Summary) -> list[Part]:
 
 
 def _verdict_table(judged: Sequence[Verdict]) -> PageTable:
-    return PageTable(VERDICT_COLUMNS, [_verdict_row(verdict) for verdict in judged], narrow="cards")
+    return PageTable(VERDICT_COLUMNS, [_verdict_row(verdict) for verdict in judged], "cards", _COLUMN_NOTES)
 
 
 def verdict_words(verdict: Verdict) -> str:
     """A verdict with its setting where that is reduced."""
+    setting = _setting_in_words(verdict)
+    return f"{verdict.verdict} ({setting})" if setting else verdict.verdict
+
+
+def _setting_in_words(verdict: Verdict) -> str:
     reduced = verdict.setting == "reduced" and verdict.verdict not in (verdicts.NOT_RUN, verdicts.NOT_COMPARABLE)
-    return f"{verdict.verdict} (reduced setting)" if reduced else verdict.verdict
+    return "reduced setting" if reduced else ""
 
 
 def _verdict_row(verdict: Verdict) -> list[Cell]:
@@ -253,7 +268,7 @@ def _verdict_row(verdict: Verdict) -> list[Cell]:
         interval = "one seed" if verdict.seeds == 1 else "no spread"
     return [
         verdict.says,
-        Badge(verdict_words(verdict), NEWS[verdict.verdict]),
+        Badge(verdict.verdict, NEWS[verdict.verdict], _setting_in_words(verdict)),
         verdict.data,
         verdict.paper,
         Number(verdict.ours),
@@ -265,9 +280,9 @@ def _verdict_row(verdict: Verdict) -> list[Cell]:
 def _statements_left_out(others: Sequence[Verdict]) -> list[Part]:
     if not others:
         return []
-    plural = "s" if len(others) > 1 else ""
-    title = f"{len(others)} more statement{plural}, of data or points that this scale does not have"
-    return [Folded(title, [_verdict_table(others)])]
+    title = f"{counted(len(others), 'more statement')}, about data or points that this scale does not have"
+    rows = [[verdict.says, verdict.data, verdict.paper] for verdict in others]
+    return [Folded(title, [PageTable(("statement", "data", "paper"), rows, "cards", _COLUMN_NOTES)])]
 
 
 def _every_measure(summary: Summary) -> list[Part]:
@@ -289,7 +304,7 @@ def measure_rows(points: Sequence[Point]) -> list[list[Cell]]:
         estimates = [point.measures.get(name, Estimate(None, None, 0)) for point in points]
         if any(estimate.mean is not None for estimate in estimates) and not name.startswith("audit_"):
             examples = (points[0].examples or {}).get(name)
-            label = measure_label(name) + (f", {examples:,} examples" if examples else "")
+            label = measure_label(name) + (f", {counted(examples, 'example')}" if examples else "")
             rows.append([label, *(Number(estimate.mean, error=estimate.error) for estimate in estimates)])
     if any(point.audit_verdicts for point in points):
         counts = [(point.audit_verdicts or {}).items() for point in points]

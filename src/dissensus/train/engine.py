@@ -522,7 +522,7 @@ class Engine:
         own = self.own_members[run]
         return {name: value[:own] if isinstance(value, list) else value for name, value in record.items()}
 
-    def own_outputs(self, outputs: Float[Tensor, "R M ..."], place: int) -> Float[Tensor, "M ..."]:
+    def own_outputs(self, outputs: Float[Tensor, "R M ..."], place: int) -> Float[Tensor, "K ..."]:
         """The outputs of one of the runs in training, without those of members that are padding."""
         return outputs[place, : self.own_members[self.state.run_ids[place]]] if self.own_members else outputs[place]
 

@@ -34,7 +34,7 @@ from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.parallel import RankCallbacks, check_parallel
+from dissensus.train.parallel import RankCallbacks, check_parallel, tell_of_statistics
 from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import (
@@ -340,6 +340,8 @@ def fit(
             "sequential": sequential or None,
             "twin": None if twin is False else "one",
             "max_memory": max_memory,
+            # The second pass would not know which part of a batch it is.
+            "recompute": recompute or None if parallel == "members+data" else None,
         }
         if members.parallel is not None and parallel not in (None, members.parallel):
             fix = f"The ensemble was made with parallel={members.parallel!r}."
@@ -494,6 +496,8 @@ def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callb
     ensemble = recipe.initial.ensemble
     with several_ranks(ensemble.members, ensemble.device, parallel) as ranks:
         tell_of_split(ensemble.body, recipe.objective)
+        if ranks.first and ranks.data_size > 1:
+            tell_of_statistics(ensemble.body)
         engine = recipe.engine(
             progress=progress if ranks.first else None,
             callbacks=RankCallbacks(callbacks, ranks),

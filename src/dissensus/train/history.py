@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.ensemble import Ensemble
+from dissensus.pages.parts import counted
 from dissensus.pages.training import LearningCurves, learning_curves
 
 
@@ -174,7 +175,8 @@ class History:
         ends = ["never" if epoch is None else str(epoch) for epoch in self.frozen_at or []]
         frozen = f", members frozen at epochs {', '.join(ends)}" if ends else ""
         twin = "" if self.twin_history is None else f"; twin: {self.twin_history}"
-        return f"{len(self.epochs)} epochs, {self.steps} steps, {self.seconds:.3g} s{stopped}{best}{frozen}{twin}"
+        counts = f"{counted(len(self.epochs), 'epoch')}, {counted(self.steps, 'step')}, {self.seconds:.3g} s"
+        return f"{counts}{stopped}{best}{frozen}{twin}"
 
 
 def _curves(epochs: Sequence[Mapping[str, Any]], best: int | list[int | None] | None, name: str) -> LearningCurves:

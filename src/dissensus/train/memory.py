@@ -12,6 +12,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.execution import Body, settings_kept
 from dissensus.execution.out_of_memory import OutOfMemory
+from dissensus.pages.parts import counted
 from dissensus.randomness import generators_kept
 from dissensus.train.member_groups import MemberGroups
 
@@ -213,7 +214,7 @@ class Footprint:
         ways.append("fewer members" if self.members > 1 else "a smaller network")
         runs = f"{self.runs} runs of " if self.runs > 1 else ""
         return OutOfMemory(
-            f"training ran out of memory on {self.device} with {runs}{self.members} members. What helps: "
+            f"training ran out of memory on {self.device} with {runs}{counted(self.members, 'member')}. What helps: "
             + "; ".join(ways)
             + ("." if self.runs > 1 else ". The ensemble keeps the weights from before this step.")
         )

@@ -362,6 +362,9 @@ def muon(
     """
     assert settings.matrices is not None
     places = settings.matrices
+    if not places.shapes:
+        adamw(flat, grad, moments, settings, active, scale)
+        return
     grad = _tamed(grad, settings, active, scale)
     dtype, going = flat.dtype, active > 0
     own, own_grad, velocity = flat[:, places.columns], grad[:, places.columns], moments["velocity"]

@@ -1,8 +1,9 @@
 """Which runs of a sweep train together although their networks differ in width, depth or number: where it is faster.
 
-A step costs time that does not depend on its size, and time per network that does. Padding saves the former and adds to
-the latter. Both were measured by ``benchmarks/padding.py``; runs are put together, pair by pair of groups, as long as
-that saves time by these numbers.
+A step costs time that does not depend on its size, and time per network that does. Padding saves the former and adds
+to the latter: everywhere the update of units that are not there, and their passes too, except for perceptrons on a CPU,
+which are computed in their own sizes. Runs are put together, pair by pair of groups, as long as that saves time by the
+numbers of `COSTS`.
 """
 
 import logging
@@ -35,6 +36,8 @@ class StepCost:
 
     step: float
     """Of the step itself, however small it is."""
+    shape: float
+    """Of each shape beyond the first, where networks are computed in their own sizes."""
     network: float
     """Of each network."""
     number: float
@@ -42,17 +45,26 @@ class StepCost:
     product: float
     """Of each weight and example: the passes forward and backward."""
 
-    def seconds(self, networks: int, numbers: int, batch: int) -> float:
-        """Seconds of a step of some networks of equal shape."""
-        each = self.network + numbers * (self.number + self.product * batch)
-        return 1e-6 * (self.step + networks * each)
+    def microseconds(self, rows: int, padded: int, own: Sequence[tuple[int, int]] | None, batch: int) -> float:
+        """Microseconds of a step.
+
+        Args:
+            rows: Networks, those of padding included.
+            padded: Weights of each with padding.
+            own: Networks and weights of every shape, if they are computed in their own sizes.
+            batch: The batch size.
+        """
+        held = self.step + rows * (self.network + self.number * padded)
+        if own is None:
+            return held + self.product * batch * rows * padded
+        return held + self.shape * (len(own) - 1) + self.product * batch * sum(count * size for count, size in own)
 
 
 COSTS = {
-    "cpu": StepCost(step=750, network=1.2, number=1.5e-3, product=2e-4),
-    "cuda": StepCost(step=250, network=0.02, number=3e-5, product=1e-6),
+    "cpu": StepCost(step=750, shape=100, network=1.2, number=1.5e-3, product=2e-4),
+    "cuda": StepCost(step=250, shape=0, network=0.02, number=3e-5, product=1e-6),
 }
-"""By the type of the device; see ``benchmarks/padding.py``. For others, that of a CPU."""
+"""By the type of the device; for others, that of a CPU. Rounded from ``benchmarks/sweeps.py`` and ``padding.py``."""
 
 
 def merged(recipe: Recipe, groups: list[list[int]], padding: Padding) -> list[list[int]]:
@@ -100,7 +112,7 @@ def _together(recipe: Recipe, groups: list[list[int]], reason: str, *, required:
     parts = [_Part(group, [place], run.members) for place, (group, run) in enumerate(zip(groups, runs, strict=True))]
     cost = COSTS.get(recipe.initial.device.type, COSTS["cpu"])
 
-    def seconds(part: _Part) -> float | None:
+    def microseconds(part: _Part) -> float | None:
         own = [networks[place] for place in part.shapes]
         if of_members and len({runs[place].members for place in part.shapes}) > 1:
             return None
@@ -109,9 +121,16 @@ def _together(recipe: Recipe, groups: list[list[int]], reason: str, *, required:
             _check_names(recipe, own)
         except Unpaddable:
             return None
-        return cost.seconds(len(part.numbers) * part.members, frame.numbers, batch)
+        shapes: dict[object, tuple[int, int]] = {}
+        for place in part.shapes:
+            count = len(groups[place]) * runs[place].members
+            known = shapes.get(networks[place].sizes, (0, 0))[0]
+            shapes[networks[place].sizes] = (known + count, networks[place].numbers)
+        in_own_sizes = recipe.initial.device.type == "cpu" and all(network.is_perceptron for network in own)
+        rows = len(part.numbers) * part.members
+        return cost.microseconds(rows, frame.numbers, list(shapes.values()) if in_own_sizes else None, batch)
 
-    return [part.numbers for part in _merged_greedily(parts, seconds)]
+    return [part.numbers for part in _merged_greedily(parts, microseconds)]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,17 @@
 """What trainings in several processes refuse, and the callbacks of their first process."""
 
+import logging
 from typing import Any
+
+from torch import nn
 
 from dissensus import checks
 from dissensus.execution import Body, StackedMembers
 from dissensus.execution.ranks import Ranks, checked_parallel
 from dissensus.execution.skeleton import members_inside
 from dissensus.train.notification import Callbacks
+
+log = logging.getLogger("dissensus")
 
 
 class RankCallbacks(Callbacks):
@@ -62,3 +67,13 @@ def check_parallel(parallel: object, refused: dict[str, object], body: Body) -> 
         requirement = f"have members of their own weights with parallel={parallel!r}"
         checks.refuse("ensemble", requirement, "a Masked network", fix)
     return True
+
+
+def tell_of_statistics(body: Body) -> None:
+    """A line of the log where layers see a part of the batch only, by which results differ from one process's."""
+    layers = body.modules() if isinstance(body, nn.Module) else ()
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in layers):
+        log.warning(
+            "batch norm sees a part of the batch in every process, so that the training differs from that of one "
+            "process; its running statistics are averaged over processes"
+        )

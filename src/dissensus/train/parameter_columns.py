@@ -1,7 +1,7 @@
 """Which columns of the matrix of all weights, ``[M, P]``, belong to which parameters."""
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -111,23 +111,38 @@ def matrix_columns(body: Body, flat: Tensor) -> MatrixColumns:
         fix = "Use 'adamw', or pass a callable, which makes an optimizer for each member."
         got = "'muon'"
         checks.refuse("optimizer", "be another one than 'muon' for parameters of several dtypes", got, fix)
+    places = torch.arange(flat.shape[1]).unsqueeze(0)
+    columns = _by_shape(body, body.views(places)[0], body.tensors(), flat.device)
+    if not columns.shapes and not shared_matrix_columns(body, flat).shapes:
+        fix = "Weights of convolutions and embeddings are not among them: use 'adamw'."
+        checks.refuse("optimizer", "be another one than 'muon' for networks without 2-D parameters", "'muon'", fix)
+    return columns
+
+
+def shared_matrix_columns(body: Body, like: Tensor) -> MatrixColumns:
+    """As `matrix_columns`, for the row of parameters that members share."""
+    shared = body.shared_trainable()
+    places = torch.arange(sum(parameter.numel() for parameter in shared.values())).unsqueeze(0)
+    return _by_shape(body, body.shared_views(places) if shared else {}, shared, like.device)
+
+
+def _by_shape(
+    body: Body, places: Mapping[str, Tensor], tensors: Mapping[str, Tensor], device: torch.device
+) -> MatrixColumns:
+    """The places of matrices, sorted by shape, and of all other parameters; none are possible."""
     tables = nn.Embedding | nn.EmbeddingBag
     embeddings = {id(p) for m in body.modules() if isinstance(m, tables) for p in m.parameters(recurse=False)}
-    tensors = body.tensors()
-    places = torch.arange(flat.shape[1]).unsqueeze(0)
+    none = torch.arange(0)
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
-    rest: list[Tensor] = [places[0, :0]]
-    for name, view in body.views(places)[0].items():
+    rest: list[Tensor] = [none]
+    for name, view in places.items():
         if view.ndim == 2 and id(tensors[name]) not in embeddings:
             height, width = view.shape
             by_shape.setdefault((height, width), []).append(view.flatten())
         else:
             rest.append(view.flatten())
-    if not by_shape:
-        fix = "Weights of convolutions and embeddings are not among them: use 'adamw'."
-        checks.refuse("optimizer", "be another one than 'muon' for networks without 2-D parameters", "'muon'", fix)
     return MatrixColumns(
-        torch.cat([columns for views in by_shape.values() for columns in views]).to(flat.device),
-        torch.cat(rest).to(flat.device),
+        torch.cat([none, *(columns for views in by_shape.values() for columns in views)]).to(device),
+        torch.cat(rest).to(device),
         tuple((len(views), *shape) for shape, views in by_shape.items()),
     )

@@ -67,7 +67,7 @@ from dissensus.train.memory import MemoryLimit
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import PrecisionSettings, numerics, several_dtypes
 from dissensus.train.padded_runs import PaddedRuns, differ
-from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
+from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask, shared_matrix_columns
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
@@ -281,15 +281,15 @@ class Recipe:
             "freeze": self.freeze,
             "frozen": list(self.frozen) or None,
             "active_members": self.active_members,
-            "recompute": self.updates.recompute or None,
-            "optimizer": "a callable" if self.optimizer.make else "'muon'" if self.optimizer.name == "muon" else None,
+            "optimizer": "a callable" if self.optimizer.make else None,
         }
         for name, value in refused.items():
             if value is not None:
                 fix = "It would move, or keep, what belongs to all members. Freeze what is shared, or leave this out."
                 requirement = "be left out where members share parameters that are trained"
                 if name == "optimizer":
-                    requirement, fix = "be 'sgd', 'adam', 'adamw' or 'lion' where members share trained parameters", ""
+                    requirement = "be a name, such as 'adamw', where members share trained parameters"
+                    fix = "A callable makes an optimizer for the parameters of one member."
                 checks.refuse(name, requirement, str(value), fix)
         for run in self.runs:
             for name, value in run.optimizer.items():
@@ -662,6 +662,7 @@ class Recipe:
             return None
         rows, settings = body.shared_packed(), self.optimizer
         own = [self.shared.of_run(run.shared) for run in runs]
+        matrices = shared_matrix_columns(body, rows) if settings.name == "muon" else None
         hyper = {name: [run.optimizer[name] for run in runs] for name in runs[0].optimizer if name != "clip_norm"}
         hyper["lr"] = [run.optimizer["lr"] if one.lr is None else one.lr for run, one in zip(runs, own, strict=True)]
         columns = optim.settings(
@@ -670,13 +671,14 @@ class Recipe:
             rows,
             nesterov=bool(settings.nesterov),
             decayed=shared_decay_mask(body, rows, settings.no_decay),
+            matrices=matrices,
         )
         given = [one.clip_norm or run.optimizer.get("clip_norm") for run, one in zip(runs, own, strict=True)]
         clip_norm = [largest for largest in given if largest is not None]  # all or none, as in `grouped`
         return SharedWeights(
             flat=rows,
             settings=columns,
-            moments=optim.initial_moments(str(settings.name), rows, columns.momentum),
+            moments=optim.initial_moments(str(settings.name), rows, columns.momentum, matrices),
             clip_norm=optim.column("clip_norm", clip_norm, len(runs), rows) if clip_norm else None,
             scale=1 / runs[0].members if self.shared.gradient == "mean" else 1.0,
             ema=self.updates.ema,

@@ -39,8 +39,8 @@ class RunSettings:
     optimizer: optim.OptimizerColumns
     clip_norm: Float[Tensor, "G 1"] | None = None
     """The largest norm of each row's gradient."""
-    hyper: Mapping[str, Float[Tensor, " R"]] = field(default_factory=dict)
-    """The objective's hyperparameters that differ between runs."""
+    hyper: Mapping[str, Float[Tensor, "R *M"]] = field(default_factory=dict)
+    """The objective's hyperparameters that differ between runs, and weights of members where some are padding."""
     class_weights: Float[Tensor, "R K"] | None = None
     """The weights of classes; None where all classes count the same."""
     draw_keys: Int[Tensor, " R"] | None = None

@@ -19,6 +19,7 @@ from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import stored_choice
+from dissensus.pages.parts import counted
 from dissensus.pages.training import sweep_lines
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
@@ -209,7 +210,7 @@ class Sweep:
     def __str__(self) -> str:
         counts = Counter(outcome.status for outcome in self.outcomes)
         ends = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return f"{len(self)} runs: {ends}"
+        return f"{counted(len(self), 'run')}: {ends}"
 
     @torch.no_grad()
     def outputs(self, x: Any, batch_size: int = 1024) -> Tensor:
