@@ -478,7 +478,7 @@ class StackedMembers(nn.Module):
         by_rule = self.by_rule and self.backend == "auto"
         weights, _, x, per_member, replayed = members_pass
         device = calls.first_tensor(x).device.type
-        autocast = torch.is_autocast_enabled(device)
+        autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
         lowered = [str(torch.get_autocast_dtype(device)), isinstance(weights, Packed)] if autocast else []
         mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *lowered, *calls.form(x))
         if mode not in self.choices or mode in self._outdated:
