@@ -190,7 +190,7 @@ def test_a_strength_of_zero_is_no_interaction(tmp_path):
     alone = training(prepare, "deep-ensemble").trained().ensemble
     without = training(prepare, "ldr", choose={}, strength=0.0, sampled=3).trained().ensemble
     for name, tensor in alone.state_dict().items():
-        assert torch.equal(without.state_dict()[name], tensor)
+        torch.testing.assert_close(without.state_dict()[name], tensor)
 
 
 def test_noise_separates_members_that_would_stay_equal(tmp_path, monkeypatch):

@@ -150,7 +150,8 @@ def assert_runs_equal_fits(swept, source, **options):
         torch.manual_seed(7)
         ens = ds.Ensemble(functools.partial(build, point["width"]), M, backend="loop")
         ds.fit(ens, source(), cross_entropy, epochs=3, batch_size=8, lr=point["lr"], **options)
-        torch.testing.assert_close(swept.run(number).predict(X), ens.predict(X), rtol=1e-5, atol=1e-6)
+        # Runs are padded, and float32 is rounded otherwise.
+        torch.testing.assert_close(swept.run(number).predict(X), ens.predict(X), rtol=1e-4, atol=3e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "iterator"])

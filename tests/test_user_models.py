@@ -241,7 +241,7 @@ WRONG = [
     ("report images", 1, "images"),
     ("report far-outputs.npz --kind logits", 1, "far-outputs.npz has no targets"),
     ("report outputs.npz --kind logits --data no-y.npz", 1, "must hold 'x', 'y'"),
-    ("report outputs.npz", 1, "--kind must be 'logits' or 'probabilities'; got None"),
+    ("report outputs.npz", 1, "--kind must be 'logits' or 'probabilities'; got none"),
     ("ood --outside far.npz", 2, "give INSIDE, or --model MODULE:FUNCTION with --data"),
     ("ood --model MODELS:ensemble --outside far.npz", 2, "give INSIDE, or --model MODULE:FUNCTION with --data"),
     ("ood outputs.npz --data data.npz --outside far.npz", 2, "give INSIDE, or --model"),

@@ -161,7 +161,7 @@ class Layout:
         if name in self.channels_last:
             out, into, height, width = shape
             return piece.unflatten(-1, (out, height, width, into)).movedim(-1, -3)
-        return piece.view(*piece.shape[:-1], *shape) if len(shape) != 1 else piece
+        return piece.view((*piece.shape[:-1], *shape)) if len(shape) != 1 else piece
 
 
 class Packed:

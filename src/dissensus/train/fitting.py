@@ -20,7 +20,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, bootstrap_counts
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import original, settings_kept
-from dissensus.execution.ranks import adopt, several_ranks
+from dissensus.execution.ranks import adopt, checked_parallel, several_ranks
 from dissensus.masks import Masked
 from dissensus.randomness import drawn_seed
 from dissensus.train.adversary import AdversarialTraining
@@ -338,6 +338,7 @@ def fit(
     checks.flag("sequential", sequential)
     with displayed(progress) as display, _as_ensemble(ensemble) as members:
         checks.computes("ensemble", members.device)
+        checked_parallel(parallel)
         refused = {
             "sequential": sequential or None,
             "twin": None if twin is False else "one",

@@ -236,8 +236,8 @@ def _refuse(got: str, fix: str) -> NoReturn:
 def name_of(listener: Any) -> str:
     """The name of a callback, as a history has it.
 
-    >>> name_of(functools.partial(print)), name_of(Start(False, [], []))
-    ('print', 'Start')
+    >>> name_of(functools.partial(len)), name_of(Start(False, [], []))
+    ('len', 'Start')
     """
     while isinstance(listener, functools.partial):
         listener = listener.func

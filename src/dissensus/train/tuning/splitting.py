@@ -34,7 +34,7 @@ def repeated_splits(targets: Tensor, validation: Split, test: float, splits: int
         )
     drawn: list[list[Tensor]] = []
     for number in range(splits):
-        first, second = (derived_seed(seed, use, number) for use in (Use.TEST_SPLIT, Use.SEARCH_SPLIT))
+        first, second = derived_seed(seed, Use.TEST_SPLIT, number), derived_seed(seed, Use.SEARCH_SPLIT, number)
         rest, tested = replace(validation, fraction=test, seed=None).rows(targets, seed=first)
         train, held_out = _of_rows(validation, rest).rows(targets[rest], seed=second)
         drawn.append([rest[train], rest[held_out], tested])
