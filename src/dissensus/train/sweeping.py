@@ -248,7 +248,7 @@ def sweep(
         _check_cluster(checkpoint, callbacks)
     refuse_iterator(data, "checks and for runs that are not trained together")
     listeners = Callbacks.of(callbacks)
-    if padding is not True and padding is not False and padding != "auto":
+    if not isinstance(padding, bool) and not (isinstance(padding, str) and padding == "auto"):
         checks.refuse("padding", "be True, False or 'auto'", repr(padding))
     if padding == "auto" and listeners is not None and listeners.see_runs:
         padding = False  # which runs they see must not depend on what is faster
