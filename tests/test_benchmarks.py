@@ -123,6 +123,6 @@ def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypat
     assert [entry["reason"] for entry in stored["left_out"]] == ["no time was left"] * len(sharing.WAYS)
     text = table.of_machine(stored)
     assert "| BERT (plain torch) | heads | 4 |" in text
-    assert "Left out: BERT (plain torch), LoRA, M = 2 (no time was left)." in text
+    assert "- BERT (plain torch), M = 2: LoRA, heads, BatchEnsemble, full copies (no time was left)" in text
     assert "kernels" not in text  # a CPU has none
     assert table.cell({"kernels": 12, "one_kernels": 4}, "kernels") == "3.0"

@@ -10,6 +10,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus.execution.compiled import is_compiled
+from dissensus.execution.exporting import is_exporting
 
 compile_eagerly = partial(torch.compile, backend="eager")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
@@ -78,3 +79,14 @@ def test_a_compiled_network_is_fitted_as_the_network_it_is(kind):
         ds.fit(each, (x, y), mse, epochs=2, batch_size=8)
     torch.testing.assert_close(compiled(x), alone(x))
     assert is_compiled(compiled)
+
+
+def test_compiling_is_not_exporting_where_pytorch_says_so_of_both(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+    assert not is_exporting()
+    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True, raising=False)
+    assert is_exporting()
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: False)
+    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", False)
+    assert is_exporting()

@@ -48,11 +48,17 @@ def of_machine(result: Mapping[str, Any]) -> str:
         for row in ordered
     ]
     header = ("network", "members are", "M", *columns, "backend")
-    left_out = "".join(
-        f"\nLeft out: {row['network']}, {row['way']}, M = {row['members']} ({row['reason']}).\n"
-        for row in result.get("left_out", [])
-    )
-    return f"{introduction}\n{table(header, rows)}\n{left_out}\n{benchmark_note(result)}"
+    return f"{introduction}\n{table(header, rows)}\n{left_out(result)}\n{benchmark_note(result)}"
+
+
+def left_out(result: Mapping[str, Any]) -> str:
+    """One line for each network, number of members and reason: the ways that were not measured."""
+    ways: dict[tuple[str, int, str], list[str]] = {}
+    for row in result.get("left_out", []):
+        reason = row["reason"].split(". ")[0].rstrip(".")
+        ways.setdefault((row["network"], row["members"], reason), []).append(row["way"])
+    lines = [f"- {name}, M = {m}: {', '.join(names)} ({why})" for (name, m, why), names in ways.items()]
+    return "\nNot measured:\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
 def cell(row: Mapping[str, Any], key: str) -> str:

@@ -6,7 +6,12 @@ from dissensus import checks
 
 
 def is_exporting() -> bool:
-    """Whether ``torch.export`` is tracing; torch 2.6 does not tell."""
+    """Whether ``torch.export`` is tracing; torch 2.6 does not tell.
+
+    Before torch 2.13 Dynamo takes PyTorch's own answer for True in whatever it compiles, so its flag is read there.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return bool(getattr(torch.compiler, "_is_exporting_flag", False))
     asked = getattr(torch.compiler, "is_exporting", None)
     return asked is not None and asked()
 
