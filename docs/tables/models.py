@@ -41,7 +41,19 @@ def times_of(name: str, ways: Sequence[str], without: Collection[str] = ()) -> s
     )
     rows = [cells(row, ways, fitted) for row in result["rows"] if not ("missing" in row and row["case"] in without)]
     header = ("network", "members", "by hand", *ways, "auto", *(["`fit`"] if fitted else []), "why not")
-    return f"{introduction}\n{table(header, rows)}\n\n{benchmark_note(result)}\n"
+    return f"{introduction}\n{table(header, rows)}\n\n{several_runs(result)}{benchmark_note(result)}\n"
+
+
+def several_runs(result: Mapping[str, Any]) -> str:
+    """Which sources rows are of, where they come from several runs."""
+    cases: dict[str, list[str]] = {}
+    for row in result["rows"]:
+        if "source" in row:
+            cases.setdefault(row["source"], []).append(row["case"])
+    if len(cases) < 2:
+        return ""
+    each = "; ".join(f"{source}: {', '.join(names)}" for source, names in cases.items())
+    return f"Rows come from several runs, of these sources: {each}. What follows is of the latest.\n\n"
 
 
 FIT_SENTENCE = (
