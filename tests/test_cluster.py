@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,28 @@ def test_the_default_dtype_is_that_of_this_process(cluster, tmp_path):
         torch.set_default_dtype(torch.float32)
 
 
+class ScaledInPlace(torch.utils.data.Dataset):
+    """Examples whose arrays are changed as they are read."""
+
+    def __init__(self) -> None:
+        self.x, self.y = (tensor.numpy() for tensor in data())
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.x[index] *= 1.01
+        return torch.from_numpy(self.x[index].copy()), torch.from_numpy(self.y[index])
+
+
+def test_a_data_set_may_change_its_arrays(cluster, tmp_path):
+    def trained(**options):
+        loader = torch.utils.data.DataLoader(ScaledInPlace(), batch_size=8)
+        return swept(source=loader, grid={"seed": [0, 1]}, objective=partial(augmented, beta=0.5), **options)
+
+    assert_equal_runs(trained(cluster="ray", checkpoint=tmp_path), trained())
+
+
 def plainly(outputs: torch.Tensor, targets: torch.Tensor, *, beta: float) -> ds.LossParts:
     """The objective as workers know it: the tests add checks of shapes to that of the package."""
     return ds.objectives.augmented(outputs, targets, beta=beta, loss="squared_error", pool="score")
@@ -252,6 +275,19 @@ def test_an_error_of_the_objective_arrives_as_it_is(cluster, tmp_path):
     with pytest.raises(ValueError, match="^no more paper") as told:
         swept(partial(failing, how="words"), cluster="ray", checkpoint=tmp_path)
     assert "failing" in told.value.__notes__[0], "the lines of the worker are told"
+
+
+def warning(outputs: torch.Tensor, targets: torch.Tensor, *, beta: float) -> ds.LossParts:
+    if not outputs.requires_grad:
+        warnings.warn("this is the objective", RuntimeWarning, stacklevel=1)
+    return augmented(outputs, targets, beta=beta)
+
+
+def test_warnings_of_workers_are_told_once(cluster, tmp_path, caplog):
+    swept(warning, grid={"beta": [0.5]}, validation=0.25, cluster="ray", checkpoint=tmp_path)
+    told = [record.message for record in caplog.records if "this is the objective" in record.message]
+    assert "RuntimeWarning: this is the objective (run 0, on " in told[-1]
+    assert len(told) == len(set(told))
 
 
 def test_a_task_that_runs_out_of_memory_gets_the_advice_of_one_machine(cluster, tmp_path):
@@ -414,6 +450,53 @@ def test_a_run_whose_node_is_lost_goes_on_elsewhere(cluster, tmp_path, caplog):
 def test_a_task_that_loses_its_worker_too_often_is_an_error(cluster, tmp_path):
     with pytest.raises(ClusterError, match="has lost its worker once without coming further"):
         swept(partial(failing, how="killed"), cluster=RayCluster(attempts=1), checkpoint=tmp_path)
+
+
+def test_a_client_in_the_environment_is_refused(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with (
+        pytest.raises(ValueError, match="^`RAY_ADDRESS` must be HOST:PORT of the head node, not of a Ray client"),
+        clusters.connected(RayCluster()),
+    ):
+        pass
+
+
+def test_the_connection_of_a_client_is_refused(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.util.client.ray.is_connected", lambda: True)
+    with (
+        pytest.raises(ValueError, match="^`cluster` must be one that this process belongs to"),
+        clusters.connected(RayCluster()),
+    ):
+        pass
+
+
+def test_what_ray_changes_in_this_process_is_put_back(monkeypatch):
+    def init(**options: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        os.environ["RAY_SOMETHING"] = "1"
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name, function in {"init": init, "is_initialized": lambda: False, "shutdown": lambda: None}.items():
+        monkeypatch.setattr(f"ray.{name}", function)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with clusters.connected(RayCluster()):
+            assert signal.getsignal(signal.SIGTERM) is not before
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert "RAY_SOMETHING" not in os.environ
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpus", "cores"), [(40, 1.0, 8), (40, 0.5, 4), (1, 1.0, 32), (40, 0.0, 1), (3, 0.0, 10)]
+)
+def test_tasks_take_the_cores_that_would_be_idle(monkeypatch, tasks, gpus, cores):
+    workers = clusters.Workers(None, RayCluster())
+    monkeypatch.setattr(workers, "nodes", lambda: [clusters.Node("1", "a", 32.0, 4.0, 0)])
+    assert workers.cores(clusters.Need(1, gpus), tasks) == cores
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379", 6379])
