@@ -397,6 +397,24 @@ def test_a_study_on_a_cluster_gives_the_rows_of_one_machine(cluster, tmp_path, m
     assert runner.run("collusion/figure-2", "smoke", changes=STUDY, root=Path("there"), cluster="ray") == folders[0]
 
 
+def test_the_runs_of_a_unit_are_tasks_where_units_would_leave_workers_idle(cluster, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dissensus")
+    told: list[str] = []
+    folders = [
+        runner.run("collusion/figure-7", "smoke", changes={"grid.seed": [0]}, root=tmp_path / root, **options)
+        for root, options in (
+            ("there", {"cluster": "ray", "on_study": lambda text, share: told.append(text)}),
+            ("here", {}),
+        )
+    ]
+    assert "in 2 blocks" in caplog.text
+    assert any("epoch 4/4" in text for text in told), "its progress is that of a sweep"
+    mine, theirs = (json.loads((folder / "report.json").read_text())["rows"] for folder in folders)
+    for row, other in zip(mine, theirs, strict=True):
+        assert row["hyperparameters"] == other["hyperparameters"]
+        assert row["measures"] == pytest.approx(other["measures"], rel=1e-4)
+
+
 def test_jobs_and_a_cluster_exclude_each_other(tmp_path):
     with pytest.raises(ValueError, match="^`jobs` must be left out with `cluster`; got 2"):
         runner.run("collusion/figure-2", "smoke", root=tmp_path, jobs=2, cluster="ray")

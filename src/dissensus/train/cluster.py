@@ -259,6 +259,10 @@ class Workers:
             raise ClusterError(f"a task takes {need}, and no node has that. Nodes: {there}. {fix}")
         return fitting
 
+    def slots(self, need: Need) -> int:
+        """How many tasks run at once."""
+        return sum(node.slots(need) for node in self.fitting(need))
+
     def cores(self, need: Need, tasks: int) -> int:
         """Cores of each of some tasks: more than one where fewer tasks than cores run at once, as with GPUs."""
         if self.cluster.cpus is not None:

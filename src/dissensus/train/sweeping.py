@@ -744,15 +744,15 @@ def _spread(workers: Workers, recipe: Recipe, shared: Sent, need: Need, groups: 
     sizes: dict[int, _Size] = {}
     tasks = [Task(_size_there, (group,), f"the size of {len(group)} runs", need) for group in groups]
     workers.run(tasks, shared, sizes.__setitem__)
-    slots = [node.slots(need) for node in workers.fitting(need)]
+    slots = workers.slots(need)
     beside = 1  # tasks that share the memory which was measured
     if recipe.max_memory is None:
-        beside = int(1 / need.gpus) if need.gpus else max(slots)
+        beside = int(1 / need.gpus) if need.gpus else max(node.slots(need) for node in workers.fitting(need))
     runs, blocks = sum(map(len, groups)), list[_Block]()
     for place, group in enumerate(groups):
         size = sizes[place]
         at_once = memory.runs_at_once(size.bytes, len(group), size.budget // beside)
-        pieces = max(-(-len(group) // at_once), sum(slots) * len(group) // runs, 1)
+        pieces = max(-(-len(group) // at_once), slots * len(group) // runs, 1)
         cut = torch.tensor(group).tensor_split(min(pieces, len(group)))
         blocks += [_Block(part.tolist(), size.bytes) for part in cut]
         log.info("%d runs, about %s each, in %d blocks", len(group), memory.mebibytes(size.bytes), len(cut))
