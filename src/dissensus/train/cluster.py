@@ -163,11 +163,10 @@ def connected(cluster: RayCluster) -> Iterator["Workers"]:
     except ImportError:
         raise ImportError("a cluster needs Ray: pip install 'dissensus[ray]'") from None
     mine, variables, on_termination = not ray.is_initialized(), set(os.environ), signal.getsignal(signal.SIGTERM)
+    address = _reachable(cluster.address) if mine else _check_connection(ray, cluster.address)
     try:
         if mine:
-            _connect(ray, cluster.address)
-        else:
-            _check_connection(ray, cluster.address)
+            _connect(ray, address)
         yield Workers(ray, cluster)
     finally:
         if mine:
@@ -178,17 +177,18 @@ def connected(cluster: RayCluster) -> Iterator["Workers"]:
                 signal.signal(signal.SIGTERM, on_termination)  # Ray has put its own in its place
 
 
-def _check_connection(ray: Any, address: str | None) -> None:
-    """Refuse a connection that this process has already, if it is not one to the cluster at an address."""
+def _check_connection(ray: Any, address: str | None) -> str | None:
+    """An address, if a connection that this process has already is one to the cluster there; others are refused."""
     if ray.util.client.ray.is_connected():
         fix = "Call ray.shutdown() first, and start the script on a machine of the cluster."
         checks.refuse("cluster", "be one that this process belongs to", "the connection of a Ray client", fix)
     if address in (None, "auto", "local"):
-        return
+        return address
     connected_to = ray.get_runtime_context().gcs_address
     if not _is_at(connected_to, address):
         fix = "Call ray.shutdown() first, or leave it out."
         checks.refuse("address", f"be the cluster that this process is connected to, {connected_to}", address, fix)
+    return address
 
 
 def _is_at(connected: str, address: str) -> bool:
@@ -199,7 +199,8 @@ def _is_at(connected: str, address: str) -> bool:
     return connected in (address, f"{host}:{port}")
 
 
-def _connect(ray: Any, address: str | None) -> None:
+def _reachable(address: str | None) -> str | None:
+    """The address of a head that answers; None where there is none, neither here nor in the environment."""
     if address is None and os.environ.get("RAY_ADDRESS"):
         address = os.environ["RAY_ADDRESS"]
         _check_address(address, "RAY_ADDRESS")
@@ -209,6 +210,10 @@ def _connect(ray: Any, address: str | None) -> None:
             socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
         except (OSError, ValueError) as reason:
             raise ClusterError(f"there is no Ray cluster at {address} ({reason}). {_START}.") from reason
+    return address
+
+
+def _connect(ray: Any, address: str | None) -> None:
     quietly: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Ray announces for its next versions

@@ -744,14 +744,17 @@ def _spread(workers: Workers, recipe: Recipe, shared: Sent, need: Need, groups: 
     sizes: dict[int, _Size] = {}
     tasks = [Task(_size_there, (group,), f"the size of {len(group)} runs", need) for group in groups]
     workers.run(tasks, shared, sizes.__setitem__)
-    slots = workers.slots(need)
+    slots, nodes = workers.slots(need), workers.fitting(need)
     beside = 1  # tasks that share the memory which was measured
     if recipe.max_memory is None:
-        beside = int(1 / need.gpus) if need.gpus else max(node.slots(need) for node in workers.fitting(need))
+        beside = int(1 / need.gpus) if need.gpus else max(node.slots(need) for node in nodes)
+    on_cpu = recipe.initial.device.type == "cpu"
+    most = max(node.memory for node in nodes) - need.memory  # of what Ray lets a task ask for
     runs, blocks = sum(map(len, groups)), list[_Block]()
     for place, group in enumerate(groups):
         size = sizes[place]
-        at_once = memory.runs_at_once(size.bytes, len(group), size.budget // beside)
+        budget = min(size.budget // beside, most) if on_cpu else size.budget // beside
+        at_once = memory.runs_at_once(size.bytes, len(group), budget)
         pieces = max(-(-len(group) // at_once), slots * len(group) // runs, 1)
         cut = torch.tensor(group).tensor_split(min(pieces, len(group)))
         blocks += [_Block(part.tolist(), size.bytes) for part in cut]
@@ -765,6 +768,7 @@ def _sent(recipe: Recipe) -> dict[str, Any]:
     named = {"build": recipe.initial, "data": recipe.data, "objective": recipe.objective, "grid": recipe.runs}
     named |= {"validation": recipe.validation, "unlabelled": recipe.unlabelled, "optimizer": recipe.optimizer.name}
     named |= {"schedule": recipe.optimizer.schedule, "augment": batches.augment, "unpack": batches.unpack}
+    named |= {"weights": recipe.weights, "class_weights": recipe.targets}
     return {**named, "metric": validation.metric, "track": validation.track}
 
 
