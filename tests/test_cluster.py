@@ -304,6 +304,15 @@ def test_what_ray_stops_for_want_of_memory_gets_advice():
         attempts.count(lost, 2)
 
 
+def test_what_does_not_arrive_at_a_worker_is_a_loss(monkeypatch):
+    import ray
+
+    outcome = clusters._Outcome(None, ray.exceptions.ObjectLostError("ab", None, ""), "", [], "n")
+    monkeypatch.setattr("ray.get", lambda reference: outcome)
+    with pytest.raises(clusters._Lost, match="Failed to retrieve object ab"):
+        clusters.Workers(ray, RayCluster())._result(clusters.Task(print, (), "run 3", clusters.Need()), None)
+
+
 def test_attempts_count_from_the_last_progress(tmp_path):
     task = clusters.Task(print, (), "run 3", clusters.Need(), came_to=lambda: len(list(tmp_path.iterdir())))
     attempts = clusters._Attempts(task)

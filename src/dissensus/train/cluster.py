@@ -410,6 +410,8 @@ class Workers:
             raise _Lost(reason, memory=isinstance(reason, exceptions.OutOfMemoryError)) from reason
         for level, text in outcome.logged:
             log.log(level, "%s (%s, on %s)", text, task.name, outcome.node)
+        if isinstance(outcome.error, exceptions.RayError):  # what is shared did not arrive, as nodes were lost
+            raise _Lost(outcome.error, memory=False) from outcome.error
         if outcome.error is not None:
             outcome.error.add_note(f"in {task.name}, on {outcome.node}:\n{outcome.trace}")
             raise outcome.error
