@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unc
 
 N = 24
 augmented = partial(ds.objectives.augmented, loss="squared_error", pool="score")
-HEAD = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+HEAD = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
 WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head without workers and two nodes with one core each; this process is connected to it."""
+    """A head and a node with one core each; this process is connected to it."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -44,8 +44,7 @@ def cluster():
     except Exception as reason:
         pytest.skip(f"Ray cannot start here: {reason}")
     try:
-        for _ in range(2):
-            started.add_node(**WORKER)
+        started.add_node(**WORKER)
         ray.init(address=started.address, logging_level=logging.ERROR, log_to_driver=False)
         yield started
     finally:
@@ -284,10 +283,10 @@ def warning(outputs: torch.Tensor, targets: torch.Tensor, *, beta: float) -> ds.
 
 
 def test_warnings_of_workers_are_told_once(cluster, tmp_path, caplog):
-    swept(warning, grid={"beta": [0.5]}, validation=0.25, cluster="ray", checkpoint=tmp_path)
+    swept(warning, grid={"beta": [0.5, 1.0]}, validation=0.25, cluster="ray", checkpoint=tmp_path)
     told = [record.message for record in caplog.records if "this is the objective" in record.message]
-    assert "RuntimeWarning: this is the objective (run 0, on " in told[-1]
-    assert len(told) == len(set(told))
+    assert len(told) == 1
+    assert told[0].startswith("RuntimeWarning: this is the objective (")
 
 
 def test_a_task_that_runs_out_of_memory_gets_the_advice_of_one_machine(cluster, tmp_path):
@@ -399,9 +398,9 @@ def test_a_study_on_a_cluster_gives_the_rows_of_one_machine(cluster, tmp_path, m
     for row, other in zip(mine["rows"], theirs["rows"], strict=True):
         assert row["hyperparameters"] == other["hyperparameters"], "the search has found the same"
         assert row["measures"] == pytest.approx(other["measures"], rel=1e-4)
-    assert mine["made"]["hardware"].startswith("Ray cluster of 3 nodes, 2 CPUs")
+    assert mine["made"]["hardware"].startswith("Ray cluster of 2 nodes, 2 CPUs")
     assert mine["made"]["searched_networks"] == theirs["made"]["searched_networks"]
-    assert told[-1] == ("2 of 2 tasks are done, on a Ray cluster of 3 nodes, 2 CPUs", 1.0)
+    assert told[-1] == ("2 of 2 tasks are done, on a Ray cluster of 2 nodes, 2 CPUs", 1.0)
     assert not list(folders[0].rglob("search-*")), "checkpoints of trials are gone"
     assert runner.run("collusion/figure-2", "smoke", changes=STUDY, root=Path("there"), cluster="ray") == folders[0]
 

@@ -239,6 +239,8 @@ class Workers:
 
     def __init__(self, ray: Any, cluster: RayCluster) -> None:
         self.ray, self.cluster = ray, cluster
+        self.told = set[str]()
+        """What workers have said."""
 
     def nodes(self) -> list[Node]:
         """The machines that are there now."""
@@ -409,7 +411,9 @@ class Workers:
         except exceptions.RayError as reason:
             raise _Lost(reason, memory=isinstance(reason, exceptions.OutOfMemoryError)) from reason
         for level, text in outcome.logged:
-            log.log(level, "%s (%s, on %s)", text, task.name, outcome.node)
+            if text not in self.told:  # what one task says, others of its shape say too
+                log.log(level, "%s (%s, on %s)", text, task.name, outcome.node)
+            self.told.add(text)
         if isinstance(outcome.error, exceptions.RayError):  # what is shared did not arrive, as nodes were lost
             raise _Lost(outcome.error, memory=False) from outcome.error
         if outcome.error is not None:
