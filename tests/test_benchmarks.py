@@ -1,5 +1,6 @@
 """Benchmarks record how their results were made."""
 
+import doctest
 import importlib
 import importlib.util
 import json
@@ -132,6 +133,10 @@ def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypat
 def simulator(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("simulator")
+
+
+def test_the_examples_of_the_simulator_hold(simulator):
+    assert doctest.testmod(simulator) == (0, 3)
 
 
 def test_simulated_tasks_take_turns(simulator):
