@@ -365,6 +365,7 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
         ({"space": {"seed": [0, 1]}}, "leave seeds and splits"),
         ({"grid": {"beta": [0]}}, "Use space="),
         ({"weights": torch.ones(150)}, "be left out of `tune`"),
+        ({"cluster": "ray"}, "be left out of `tune`.* Candidates wait for each other at every rung, on one machine"),
         ({"bach_size": 3}, "batch_size"),
         ({"epochs": 0}, "epochs"),
         ({"splits": 0}, "splits"),

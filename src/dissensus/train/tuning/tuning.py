@@ -19,8 +19,26 @@ from dissensus.train.tuning.result import Tuned
 from dissensus.train.tuning.scoring import scorer_of
 from dissensus.train.tuning.search import Search
 
-OWN = ("grid", "validation", "metric", "mode", "checkpoint", "resume", "seed", "weights", "unlabelled", "keep", "watch")
+OWN = (
+    "grid",
+    "validation",
+    "metric",
+    "mode",
+    "checkpoint",
+    "resume",
+    "seed",
+    "weights",
+    "unlabelled",
+    "keep",
+    "watch",
+    "cluster",
+)
 """Settings of `sweep` that `tune` decides, or does not hand on."""
+_INSTEAD = {
+    "grid": "Use space=.",
+    "weights": "Examples count the same here.",
+    "cluster": "Candidates wait for each other at every rung, on one machine. `sweep` trains a grid on a cluster.",
+}
 
 
 def tune(
@@ -147,7 +165,7 @@ def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     known = [name for name in inspect.signature(sweep).parameters if name not in ("build", "data", "objective")]
     for name in settings:
         if name in OWN:
-            fix = {"grid": "Use space=.", "weights": "Examples count the same here."}.get(name, "")
+            fix = _INSTEAD.get(name, "")
             checks.refuse(name, "be left out of `tune`, which decides it or cannot split it", "it", fix)
         checks.one_of("setting", name, [name for name in known if name not in OWN])
     return dict(settings)
