@@ -31,6 +31,7 @@ import dissensus as ds
 from dissensus import objectives, storage
 from dissensus.train import Convergence, adversary, capture, recipe
 from dissensus.train.checkpoint import checkpoints_in
+from dissensus.train.parallel import tell_of_statistics
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
@@ -176,8 +177,8 @@ def _trained(
     data: Any = x, x[:, :1].sin() if name in REGRESSION else y
     if name == "loader":
         data = DataLoader(TensorDataset(*data), 10, shuffle=True, generator=torch.Generator().manual_seed(1))
-    settings = {"lr": 0.02, **settings, **more}
-    history = ds.fit(ens, data, objective, epochs=5, batch_size=10, seed=3, parallel=parallel, **settings)
+    settings = {"lr": 0.02, "batch_size": 10, **settings, **more}
+    history = ds.fit(ens, data, objective, epochs=5, seed=3, parallel=parallel, **settings)
     return dict(ens.state_dict()), history
 
 
@@ -236,9 +237,19 @@ def _captured(name: str, *, pieces: bool) -> tuple[Any, int]:
         recipe.graph_steps = before
 
 
-def _several(name: str, members: int) -> tuple[dict[str, torch.Tensor], ds.History]:
+def _several(name: str, members: int, **settings: Any) -> tuple[dict[str, torch.Tensor], ds.History]:
     """A training in which processes share the batches of their members."""
-    return _trained(name, "members+data", count=members)
+    return _trained(name, "members+data", count=members, **settings)
+
+
+def _of_one_network(parallel: Any) -> dict[str, torch.Tensor]:
+    """A module that is no ensemble, whose batches processes share."""
+    torch.manual_seed(5)
+    network = _regressor()
+    x = _data()[0]
+    objective = partial(objectives.independent, loss="squared_error")
+    ds.fit(network, (x, x[:, :1]), objective, epochs=2, batch_size=10, lr=0.02, parallel=parallel)
+    return dict(network.state_dict())
 
 
 def _built_apart(folder: Path) -> dict[str, Any]:
@@ -309,8 +320,18 @@ def _interrupts() -> None:
     raise KeyboardInterrupt
 
 
-def _kills() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _killed_while_writing(folder: Path) -> None:
+    """A training of which rank 1 is killed when it has to write its part of the third checkpoint."""
+    written, parts = storage._written_weights, list[int]()
+
+    def writes(*arguments: Any) -> Any:
+        parts.append(1)
+        if dist.get_rank() == 1 and len(parts) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written(*arguments)
+
+    storage._written_weights = writes
+    _trained("joint", "members", checkpoint=folder / "killed" / "joint", checkpoint_seconds=0)
 
 
 class _Rows(Dataset[Any]):
@@ -337,19 +358,19 @@ class _Shard:
         yield from [(x[:10], y[:10])] * (3 - dist.get_rank())
 
 
-def _with_full_disk(job: Callable[[], Any]) -> Any:
-    """A job during which rank 1 cannot write weights; a limit of the process would hit the store of the group too."""
+def _with_full_disk(job: Callable[[], Any], rank: int = 1, writer: str = "save_file") -> Any:
+    """A job during which a rank cannot write; a limit of the process would hit the store of the group too."""
 
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    save_file = storage.save_file
-    if dist.get_rank() == 1:
-        storage.save_file = full
+    before = getattr(storage, writer)
+    if dist.get_rank() == rank:
+        setattr(storage, writer, full)
     try:
         return job()
     finally:
-        storage.save_file = save_file
+        setattr(storage, writer, before)
 
 
 def _mistakes(rank: int, folder: Path) -> dict[str, str]:
@@ -377,6 +398,7 @@ def _mistakes(rank: int, folder: Path) -> dict[str, str]:
         "order to predict": lambda: ens.predict(shuffled, targets=True),
         "full disk": lambda: _with_full_disk(lambda: _fitted(checkpoint=folder / "full")),
         "full disk, saved": lambda: _with_full_disk(lambda: ens.save(folder / "calls")),
+        "full disk, file": lambda: _with_full_disk(partial(ens.predict, x, 8, file=folder / "x.npy"), 0, "new_array"),
         "export": lambda: ds.export.program(ens, x),
         "attack": lambda: ds.attacks.fgsm(ens, x, y, epsilon=0.1, box=(-9, 9)),
     }
@@ -534,6 +556,9 @@ def _two(rank: int, folder: str) -> None:
     jobs["built apart"] = partial(_built_apart, place)
     for name in ("attention", "regression", "shared"):
         jobs[f"data/{name}"] = partial(_several, name, 1)
+        jobs[f"uneven/{name}"] = partial(_several, name, 1, batch_size=13)
+    jobs["batch norm"] = partial(_several, "joint", 1)
+    jobs["one network"] = partial(_of_one_network, "members+data")
     jobs["refused"] = partial(_refused, 2)
     jobs["failed"] = lambda: _words(lambda: _fitted(objective=_objective_that(_fails)))
     jobs["mistakes"] = partial(_mistakes, rank, place)
@@ -543,7 +568,7 @@ def _two(rank: int, folder: str) -> None:
         jobs[f"signs/{against}"] = partial(_given_attacks, against, place)
     results = _done(jobs)
     torch.save(results, place / f"{rank}.pt")
-    results["killed"] = _words(lambda: _fitted(objective=_objective_that(_kills)))  # only rank 0 comes back
+    results["killed"] = _words(lambda: _killed_while_writing(place))  # only rank 0 comes back
     torch.save(results, place / f"{rank}.pt")
     os._exit(0)
 
@@ -556,7 +581,11 @@ def _four(rank: int, folder: str) -> None:
         jobs[f"resumed/{name}"] = partial(_resumed, name, "members", Path(folder) / "two")
     for name in DATA_PARALLEL:
         jobs[f"data/{name}"] = partial(_several, name, 3)
-    torch.save(_done(jobs), f"{folder}/{rank}.pt")
+    results = _done(jobs)
+    if rank == 0:  # the others end without that call
+        ens = ds.Ensemble(_network, MEMBERS, parallel="members")
+        results["told/called by one"] = _words(lambda: ens.predict(_data()[0]))
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -652,6 +681,9 @@ def test_one_process_goes_on_from_a_checkpoint_of_two_ranks(name, two, expected,
 def test_four_ranks_go_on_from_a_checkpoint_of_two(two, expected, folder):
     (folder / "meeting").unlink(missing_ok=True)
     four = _results(_four, 4, folder)
+    told = four[0].pop("told/called by one")
+    assert "waits for all processes, and rank" in told
+    assert told.endswith("has ended. Call it in every process, not in one alone.")
     for results in four:
         for name, result in results.items():
             kind, _, case = name.partition("/")
@@ -662,6 +694,34 @@ def test_four_ranks_go_on_from_a_checkpoint_of_two(two, expected, folder):
 def test_two_ranks_share_the_batches_of_one_member(name, two):
     for results in two:
         _check(results[f"data/{name}"], _trained(name, None, count=1), two[0][f"data/{name}"])
+
+
+@pytest.mark.parametrize("name", ["attention", "regression", "shared"])
+def test_parts_of_a_batch_may_differ_in_length_and_one_example_is_not_shared(name, two):
+    alone = _trained(name, None, count=1, batch_size=13)  # 13 examples three times, and then one
+    for results in two:
+        _check(results[f"uneven/{name}"], alone, two[0][f"uneven/{name}"])
+
+
+def test_batch_norm_of_parts_is_the_same_on_all_ranks_and_not_that_of_one_process(two):
+    alone, _ = _trained("joint", None, count=1)
+    first, second = (results["batch norm"][0] for results in two)
+    differ = ("body.network.0.weight", "body.network.1.running_var")
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert not any(torch.allclose(first[name], alone[name]) for name in differ)
+
+
+def test_batch_norm_of_parts_is_told(caplog):
+    tell_of_statistics(ds.Ensemble(_attention, 2).body)
+    assert not caplog.text
+    tell_of_statistics(ds.Ensemble(_network, 2).body)
+    assert "batch norm sees a part of the batch in every process" in caplog.text
+
+
+def test_two_ranks_share_the_batches_of_a_network(two):
+    for results in two:
+        for name, tensor in _of_one_network(None).items():
+            torch.testing.assert_close(results["one network"][name], tensor, rtol=1e-9, atol=1e-11)
 
 
 def test_ranks_build_and_keep_their_members_only(two, expected, folder):
@@ -706,6 +766,15 @@ def test_a_rank_that_is_killed_ends_the_others(two):
     assert two[0]["killed"].startswith(words)
 
 
+def test_a_rank_that_is_killed_while_it_writes_a_checkpoint_leaves_the_one_before(two, expected, folder):
+    assert two[0]["killed"]
+    assert len(checkpoints_in(folder / "killed" / "joint")) == 2
+    assert len(list((folder / "killed" / "joint").glob("step-*"))) == 3  # one is without a manifest
+    resumed = _resumed("joint", None, folder / "killed")
+    _check(resumed, expected("joint"), resumed)
+    assert len(list((folder / "killed" / "joint").glob("step-*"))) == 2
+
+
 def _failed_on(rank: int, words: str) -> tuple[str, str]:
     """What two ranks say of a failure on one of them."""
     other = f"`fit` ended on rank {1 - rank}, because another rank failed (rank {rank}: {words})."
@@ -738,6 +807,7 @@ MISTAKES: dict[str, str | tuple[str, str]] = {
     "order to predict": "ValueError: `data` must give the same examples in all processes, in the same order",
     "full disk": ("RankFailed: `fit` ended on rank 0, because another rank failed (rank 1: OSError: /", "OSError: /"),
     "full disk, saved": ("RankFailed: `save` ended on rank 0, because another rank failed (rank 1: OS", "OSError: /"),
+    "full disk, file": ("OSError: /", "RankFailed: `predict` ended on rank 1, because another rank failed (rank 0: OS"),
     "export": "ValueError: `ensemble` must hold all members for an export; got members",
     "attack": "ValueError: `ensemble` must hold all members for a pass; got members",
 }

@@ -170,11 +170,13 @@ def _ended() -> str:
 @functools.cache
 def watch_end() -> None:
     """Tell the others when this process ends, so that none waits for its next call."""
-    atexit.register(_leave)
+    atexit.register(_leave, os.getpid())
 
 
-def _leave() -> None:
+def _leave(process: int) -> None:
     """Tell that this process has ended, and with what; close the group that it has made."""
+    if os.getpid() != process:  # a copy of it
+        return
     reason = getattr(sys, "last_value", None)
     words = "" if reason is None else f" with {type(reason).__name__}: {reason}"
     with suppress(RuntimeError, OSError):

@@ -316,7 +316,8 @@ def fit(
             same script. A process trains its own members, and the outputs of all members travel between processes.
             With ``"members+data"`` several processes may share the batches of a member, whose gradients they sum; batch
             norm then sees a part of the batch. The result is that of one process, to rounding. Progress and callbacks
-            are those of rank 0; checkpoints are written by all. Without torchrun nothing changes. By default as the
+            are those of rank 0; checkpoints are written by all. Settings, data and the batches of loaders must be the
+            same in all processes, and are compared. Without torchrun nothing changes. By default as the
             ensemble was made; one that was made without ``parallel`` is whole in every process at the end. Refused are
             ``sequential``, ``twin``, ``max_memory``, ``Masked`` networks, members of different architectures, and
             ``recompute`` with ``"members+data"``.
@@ -328,6 +329,7 @@ def fit(
         TrainingDiverged: The loss or a gradient is NaN or infinite. The error names the step, the part of the objective
             and the members. The ensemble has the weights from before that step or, with validation data, its best
             weights so far. If the twin diverged, ``twin`` of the error is True, and the ensemble keeps its result.
+        RankFailed: With ``parallel``, another process has failed; the error has its message.
     """
     check_objective(objective)
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
