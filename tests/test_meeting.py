@@ -15,7 +15,7 @@ FIT, SAVE = "`fit` of 5 members", "`save` of 5 members"
 
 @pytest.fixture
 def block():
-    return meeting.Meeting(dist.HashStore(), "block")
+    return meeting.Meeting(dist.HashStore(), "block")  # pyright: ignore[reportPrivateImportUsage]
 
 
 def test_all_are_in_the_same_call(block):
