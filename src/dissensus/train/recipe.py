@@ -193,6 +193,17 @@ class HeldOut(NamedTuple):
     split_seed: int
 
 
+class _Identified(NamedTuple):
+    """What settings are recognised by."""
+
+    settings: dict[str, str]
+    """The fingerprint of every setting."""
+    python: PythonState
+    """The state of all objects that settings hold."""
+    opaque: Mapping[str, Sequence[str]]
+    """Types of what cannot be inspected, by the name of the setting."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that determines a training. A `fit` is a recipe of one run over an existing ensemble."""
@@ -301,16 +312,22 @@ class Recipe:
         """What is sent to another process: the settings, without what this one has found out from them."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
         """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
 
         A line of the log names settings that hold what cannot be inspected.
         """
-        return self._identified[0]
+        _tell_opaque(self._identified.opaque)
+        return self._identified.settings
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The fingerprint, by which processes recognise that they train alike; nothing is logged."""
+        return self._identified.settings
 
     @functools.cached_property
-    def _identified(self) -> tuple[dict[str, str], PythonState]:
+    def _identified(self) -> "_Identified":
         """The fingerprint, and the state of all objects that it consists of; from before anything is trained."""
         opaque: dict[str, list[str]] = {}
         python = PythonState()
@@ -365,8 +382,7 @@ class Recipe:
         result = fingerprints(settings, replace=visited, skip_counters=True, opaque=opaque)
         result |= {name: repr(value) for name, value in settings.items() if _is_readable(value)}
         python.begin()
-        _tell_opaque(opaque)
-        return result, python
+        return _Identified(result, python, opaque)
 
     def _optional(self) -> dict[str, object]:
         """Settings that count for the fingerprint where they are given."""
@@ -481,14 +497,14 @@ class Recipe:
             networks, opaque = PythonState(global_generators(device)), list[str]()
             identity = {
                 "network": body.identity(opaque, networks.visit),
-                "frozen parameters": _frozen_parameters(body),
+                "frozen parameters": _frozen_parameters(body, ranks),
                 "initial weights": initial,
                 "backend": fingerprint(body.requested_backend, opaque=opaque),
                 "numerics": str(decided),
             }
             _tell_opaque({"network": opaque})
             networks.begin()
-            state.python = {"settings": self._identified[1], "networks": networks}
+            state.python = {"settings": self._identified.python, "networks": networks}
             checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity}, ranks)
         return Engine(
             state=state,
@@ -850,9 +866,11 @@ def initial_weights(body: Body, ranks: Ranks | None = None) -> str:
     stored = stored_tensors(body)
     if ranks is None:
         weights = digest(*stored.values())
-    else:  # one tensor of all members at a time
-        own = body.tensors()
-        weights = digest(*(ranks.gathered(t.detach()) if name in own else t for name, t in stored.items()))
+        return _interrupted.get(weights, weights)
+    of_all = ranks.everyone(_interrupted.get(digest(*stored.values())))
+    if of_all[0] is not None and len(set(of_all)) == 1:
+        return of_all[0]
+    weights = digest(*_of_all_members(stored, body, ranks).values())
     return _interrupted.get(weights, weights)
 
 
@@ -861,11 +879,20 @@ def note_interruption(body: Body, initial: str) -> None:
     _interrupted[digest(*stored_tensors(body).values())] = initial
 
 
-def _frozen_parameters(body: Body) -> str:
+def _of_all_members(tensors: Mapping[str, Tensor], body: Body, ranks: Ranks | None) -> dict[str, Tensor]:
+    """Tensors of a body, with the rows of all members where processes share them."""
+    if ranks is None:
+        return dict(tensors)
+    own = body.tensors()
+    return {name: ranks.gathered(t.detach()) if name in own else t for name, t in tensors.items()}
+
+
+def _frozen_parameters(body: Body, ranks: Ranks | None = None) -> str:
     """A checksum of the parameters that training does not change."""
     tensors = {**body.tensors(), **body.shared_tensors()}
-    parameters = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
-    return fingerprint(parameters)
+    frozen = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    of_all = _of_all_members(frozen, body, ranks)
+    return fingerprint({name: nn.Parameter(t, requires_grad=False) for name, t in of_all.items()})
 
 
 def _loader(source: DataLike, batch_size: int) -> Iterable[Any]:

@@ -22,6 +22,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, fold
 from dissensus.data.splits import Split
 from dissensus.ensemble import SHARED_ROWS, stored_tensors
 from dissensus.execution import Backend, Body, Choices
+from dissensus.execution.meeting import tell_of_copies
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import Shared
 from dissensus.randomness import drawn_seed, seeded
@@ -244,6 +245,7 @@ def sweep(
     torch.Size([3, 2, 64, 1])
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
+    tell_of_copies("a sweep")
     workers = RayCluster.of(cluster)
     if workers is not None:
         _check_cluster(checkpoint, callbacks)
