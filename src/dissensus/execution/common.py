@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dissensus.calls import NetworkInputs, first_tensor, tensors
-from dissensus.dropout import KeyedDropout, KeyedDropPath, key_tensors, may_drop_units
+from dissensus.dropout import is_idle, key_tensors, may_drop_units
 from dissensus.execution.skeleton import Skeleton
 from dissensus.randomness import GlobalGenerators, is_generator
 
@@ -280,12 +280,7 @@ def _versions(leaves: list[Any]) -> list[int]:
 
 def common_layers(skeleton: Skeleton) -> list[nn.Module]:
     """The outermost layers all of whose tensors are shared, and that neither draw numbers nor have hooks."""
-    idle = [
-        layer
-        for layer in skeleton.network.modules()
-        if isinstance(layer, KeyedDropout | KeyedDropPath) and (layer.p == 0 or not layer.training)
-    ]
-    unread = {id(tensor) for tensor in key_tensors(idle)}
+    unread = {id(tensor) for tensor in key_tensors(filter(is_idle, skeleton.network.modules()))}
     own = {id(tensor) for tensor in skeleton.tensors().values()} - unread
     found: list[nn.Module] = []
 

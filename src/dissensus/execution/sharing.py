@@ -95,9 +95,10 @@ def _with_parameters(network: nn.Module, path: str) -> str:
 
 
 def _with_members(network: nn.Module, chosen: frozenset[str], known: Sequence[str]) -> frozenset[str]:
-    """The chosen names, if they leave a parameter for every member to have for itself."""
-    parameters = {name for name, _ in network.named_parameters()}
-    if not any(name in parameters and name not in chosen for name in known):
+    """The chosen names, if they leave a parameter for every member to have for itself, or a buffer such as a mask."""
+    norms = (path for path, layer in network.named_modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
+    statistics = {f"{path}.{key}".lstrip(".") for path in norms for key in network.get_submodule(path)._buffers}
+    if not any(name not in chosen and name not in statistics for name in known):
         fix = "Members that share all parameters are one network."
         checks.refuse("shared", "leave parameters that each member has for itself", "all of them", fix)
     return chosen
