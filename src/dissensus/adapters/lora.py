@@ -4,13 +4,14 @@ import copy
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_weight
+from dissensus.adapters.layers import Adapted, Targets, chosen, is_transposed, replaced, with_weight
 
 
 class LoraLinear(Adapted):
@@ -21,10 +22,13 @@ class LoraLinear(Adapted):
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
         self.base, self.scale = base, scale
-        like = _trainable_like(base.weight)
-        self.down = nn.Parameter(like.new_empty(rank, base.in_features))
-        self.up = nn.Parameter(like.new_zeros(base.out_features, rank))
+        like, (into, out) = _trainable_like(base.weight), self._sizes()
+        self.down = nn.Parameter(like.new_empty(rank, into))
+        self.up = nn.Parameter(like.new_zeros(out, rank))
         nn.init.kaiming_uniform_(self.down, math.sqrt(5))
+
+    def _sizes(self) -> tuple[int, int]:
+        return self.base.in_features, self.base.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the layer, and of its addition."""
@@ -40,6 +44,20 @@ class LoraLinear(Adapted):
     def merged(self) -> nn.Linear:
         """An ordinary layer with the same outputs."""
         return with_weight(self.base, self.weight)
+
+
+class LoraTransposed(LoraLinear):
+    """`LoraLinear` for ``Conv1D`` of transformers, whose weight is ``[in, out]``."""
+
+    def _sizes(self) -> tuple[int, int]:
+        into, out = self.base.weight.shape
+        return into, out
+
+    @property
+    def weight(self) -> Tensor:
+        """W + scale · (B A)ᵀ."""
+        weight = self.base.weight
+        return (weight + self.scale * (self.up @ self.down).t()).to(weight.dtype)
 
 
 class LoraConv2d(Adapted):
@@ -93,8 +111,8 @@ def lora(
         network: A trained network. It is copied.
         rank: r.
         targets: Names of linear layers and 2-D convolutions: patterns of whole names, or last parts of names, as
-            ``["query", "value"]`` in peft. The default is all of them. Layers inside ``nn.MultiheadAttention``, and
-            grouped convolutions, take no adapters.
+            ``["query", "value"]`` in peft. The default is all of them, those of GPT-2 (``Conv1D`` of transformers)
+            too. Layers inside ``nn.MultiheadAttention``, and grouped convolutions, take no adapters.
         alpha: α. The default is r, so that ΔW = B A.
         trained: Patterns of names of parameters that are trained as they are, per member, such as ``"head.*"``.
 
@@ -121,12 +139,14 @@ def lora(
     for name, layer in layers.items():
         if name in kept:
             continue  # it is trained as a whole
-        if isinstance(layer, nn.Linear):
+        if is_transposed(layer):
+            adapted[name] = LoraTransposed(cast(nn.Linear, layer), rank, alpha / rank)
+        elif isinstance(layer, nn.Linear):
             adapted[name] = LoraLinear(layer, rank, alpha / rank)
-        elif layer.groups == 1:
+        elif isinstance(layer, nn.Conv2d) and layer.groups == 1:
             adapted[name] = LoraConv2d(layer, rank, alpha / rank)
         elif targets is not None:
-            got = f"{name!r} with {layer.groups} groups"
+            got = f"{name!r} with {cast(nn.Conv2d, layer).groups} groups"
             checks.refuse("targets", "name convolutions without groups", got, "Leave it out.")
     if not adapted:
         checks.refuse("targets", "leave a layer for adapters", "none: all of them are in `trained`, or have groups")

@@ -1,14 +1,14 @@
 """Members that share weights up to scales of inputs and outputs: BatchEnsemble and TabM."""
 
 import copy
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_weight
+from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_linear_layers, with_weight
 
 SHARED = "*base.weight"
 """Pattern of the weights that members of `batch_ensemble` and `tabm` share, for ``Ensemble(..., shared=SHARED)``."""
@@ -96,7 +96,7 @@ def batch_ensemble(
     {'bias': (3,), 'scale_in': (4,), 'scale_out': (3,), 'base.weight': (3, 4)}
     """
     checks.one_of("start", start, ("signs", "normal"))
-    network = copy.deepcopy(network)
+    network = with_linear_layers(copy.deepcopy(network))
     adapted = {name: _scaled(name, layer) for name, layer in chosen(network, targets).items()}
     for layer in adapted.values():
         _draw(layer.scale_in, start)
@@ -123,7 +123,7 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
     ['0.bias', '0.scale_in', '0.scale_out', '0.base.weight', '2.weight', '2.bias']
     """
     checks.one_of("start", start, ("signs", "normal"))
-    network = copy.deepcopy(network)
+    network = with_linear_layers(copy.deepcopy(network))
     layers = {name: layer for name, layer in chosen(network, None).items() if isinstance(layer, nn.Linear)}
     if len(layers) < 2:
         checks.refuse(
@@ -142,11 +142,11 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
     return replaced(network, dict(adapted))
 
 
-def _scaled(name: str, layer: nn.Linear | nn.Conv2d) -> ScaledLinear | ScaledConv2d:
+def _scaled(name: str, layer: nn.Module) -> ScaledLinear | ScaledConv2d:
     if parametrize.is_parametrized(layer):
         fix = "Leave the layer out of `targets`, or use torch.nn.utils.parametrize.remove_parametrizations."
         checks.refuse("network", "have plain weights, which members share", f"parametrized ones in {name!r}", fix)
-    return ScaledLinear(layer) if isinstance(layer, nn.Linear) else ScaledConv2d(layer)
+    return ScaledLinear(layer) if isinstance(layer, nn.Linear) else ScaledConv2d(cast(nn.Conv2d, layer))
 
 
 def _draw(scale: nn.Parameter, start: str) -> None:
