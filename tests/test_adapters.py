@@ -89,6 +89,31 @@ def test_batch_ensemble_scales_inputs_and_outputs():
     torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias))
 
 
+@pytest.mark.parametrize("shape", [(2, 7), (4, 9, 7)], ids=["few", "many"])
+def test_gradients_of_scales_and_of_what_they_scale(shape):
+    """In training, many rows are multiplied by scaled weights, and few rows are scaled themselves."""
+    torch.manual_seed(0)
+    layer = drawn(adapters.batch_ensemble(nn.Linear(7, 6).double()))
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    tensors = [x, *layer.parameters()]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        outputs = layer(x)
+    weight = layer.base.weight * torch.outer(layer.scale_out, layer.scale_in)
+    expected = F.linear(x, weight, layer.bias)
+    torch.testing.assert_close(outputs, expected)
+    cotangent = torch.randn_like(outputs)
+    gradients = torch.autograd.grad(outputs, tensors, cotangent)
+    for actual, gradient in zip(gradients, torch.autograd.grad(expected, tensors, cotangent), strict=True):
+        torch.testing.assert_close(actual, gradient)
+    of_rows = [size for size in kept if math.prod(size) in (math.prod(shape), math.prod(shape) // 7 * 6)]
+    assert len(of_rows) == (3 if len(shape) == 2 else 1), "only the input is kept of many rows"
+    called = []
+    layer.base.register_forward_hook(lambda *_: called.append(1))
+    torch.testing.assert_close(layer(x), expected)
+    assert called, "the layer inside is called where somebody listens"
+
+
 def test_first_values_of_scales():
     base = network()
     signs = adapters.batch_ensemble(base)

@@ -60,7 +60,8 @@ def with_linear_layers(network: nn.Module) -> nn.Module:
 
 def _linear(layer: nn.Module) -> nn.Module:
     weight, bias = cast(nn.Parameter, layer.weight), cast(nn.Parameter, layer.bias)
-    linear = nn.Linear(*weight.shape, device="meta")
+    into, out = weight.shape
+    linear = nn.Linear(into, out, device="meta")
     linear.weight = nn.Parameter(weight.detach().t().contiguous(), weight.requires_grad)
     linear.bias = bias
     return linear.train(layer.training)

@@ -5,6 +5,7 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from dissensus import checks
@@ -30,9 +31,23 @@ class ScaledLinear(Adapted):
         self.scale_out = nn.Parameter(base.weight.new_ones(base.out_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs of the scaled layer."""
+        """Outputs of the scaled layer.
+
+        Scaling inputs and outputs keeps three tensors of their size for the backward pass. Where there are more of
+        their numbers than of the weight's, the weight is scaled instead, in training.
+        """
+        if self.training and torch.is_grad_enabled() and self._has_many(x):
+            return F.linear(x, self.weight, self.bias)
         y = self.base(x * self.scale_in) * self.scale_out
         return y if self.bias is None else y + self.bias
+
+    def _has_many(self, x: Tensor) -> bool:
+        """Whether inputs and outputs have more numbers than two weights. A tracer's stand-in for inputs does not."""
+        base = self.base
+        if not isinstance(x, Tensor) or type(base) is not nn.Linear or base._forward_hooks or base._forward_pre_hooks:
+            return False
+        into, out = base.in_features, base.out_features
+        return x.numel() // into * (into + out) > 2 * into * out
 
     @property
     def weight(self) -> Tensor:
