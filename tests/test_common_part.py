@@ -250,6 +250,32 @@ def test_hooks_of_layers_run_for_every_member():
     assert seen.count("backward") in (1, M)
 
 
+@pytest.mark.parametrize("backend", ["loop", "streams"])
+def test_inference_mode_computes_the_common_part_once(backend):
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x):
+            calls.append(1)
+            return super().forward(x).relu_()
+
+    def build():
+        torch.manual_seed(3)
+        return nn.Sequential(Counted(4, 3).requires_grad_(False), nn.Linear(3, 3)).double()
+
+    ens = ds.Ensemble(build, M, backend=backend, shared="frozen")
+    expected = torch.stack([ens.member(i)(inputs()) for i in range(M)])
+    with torch.inference_mode():
+        made_inside = inputs() + 0
+        for x in (inputs(), made_inside):
+            ens(x)
+            calls.clear()
+            outputs = ens(x)
+            assert len(calls) == 1
+            torch.testing.assert_close(outputs, expected)
+            assert not outputs.requires_grad
+
+
 def test_inference_mode_and_modes_of_layers_that_change():
     ens = members_of(Trunk)
     expected = torch.stack([ens.member(i)(inputs()) for i in range(M)])
