@@ -170,6 +170,25 @@ def test_what_cannot_be_adapted_is_refused():
         adapters.merge(network())
 
 
+@pytest.mark.parametrize(
+    "use", [adapters.lora, adapters.batch_ensemble, adapters.tabm, adapters.merge], ids=lambda use: use.__name__
+)
+def test_ensembles_and_functions_are_no_networks(use):
+    base = network()
+    ens = ds.Ensemble(lambda: adapters.lora(base, 2), 3, shared="frozen")
+    with pytest.raises(TypeError, match=r"`network` must be one network; got an Ensemble\. A member\? Use ens\.member"):
+        use(ens)
+    with pytest.raises(TypeError, match=r"`network` must be an nn\.Module; got function"):
+        use(network)
+
+
+def test_messages_list_what_there_is():
+    with pytest.raises(ValueError, match=r"got 'attention'\. Last parts of names: 0, 2, 4\."):
+        adapters.lora(network(), targets="attention")
+    with pytest.raises(ValueError, match=r"`head` must name a linear layer; got 'out'\. There are: 0, 2, 4\."):
+        adapters.tabm(network(), head="out")
+
+
 def test_lora_is_that_of_peft():
     peft = pytest.importorskip("peft")
     base = nn.Sequential()

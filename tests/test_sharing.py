@@ -268,6 +268,8 @@ def test_frozen_tensors_that_modules_have_in_common_are_found():
         (lambda: nn.Linear(4, 3), "frozen", "'frozen' for networks with frozen parameters; got a network without"),
         (lambda: nn.Linear(4, 3), "*", "leave parameters that each member has for itself; got all of them"),
         (with_head, "encoder.*", "match names of parameters; got 'encoder"),
+        (with_head, "0", r"match names of parameters; got '0'\. The layer\? Use '0\.\*'\."),
+        (with_head, "frozn", r"match names of parameters; got 'frozn'\. Did you mean 'frozen'"),
         (with_head, lambda name: False, "choose parameters; got a function that chooses none"),
     ],
 )

@@ -87,6 +87,15 @@ def adaptable(network: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def check_network(network: object) -> None:
+    """Refuse what is no network, and ensembles, whose layers hold the weights of all members."""
+    if not isinstance(network, nn.Module):
+        checks.refuse("network", "be an nn.Module", type(network).__name__, error=TypeError)
+    if hasattr(network, "member_ids"):  # an Ensemble, which cannot be imported here: its room imports this one
+        fix = "A member? Use ens.member(i)."
+        checks.refuse("network", "be one network", "an Ensemble", fix, TypeError)
+
+
 def chosen(network: nn.Module, targets: Targets) -> dict[str, nn.Module]:
     """The layers that ``targets`` names, or all of them. A target that matches nothing is refused."""
     if any(isinstance(module, Adapted) for module in network.modules()):
@@ -101,7 +110,9 @@ def chosen(network: nn.Module, targets: Targets) -> dict[str, nn.Module]:
     matches = {pattern: [name for name in layers if _matches(name, pattern)] for pattern in patterns}
     for pattern, names in matches.items():
         if not names:
-            fix = checks.nearest(pattern, sorted({name.rpartition(".")[2] for name in layers} | set(layers)), "")
+            last_parts = sorted({name.rpartition(".")[2] for name in layers})
+            listed = f"Last parts of names: {', '.join(last_parts)}."
+            fix = checks.nearest(pattern, sorted({*last_parts, *layers}), listed)
             checks.refuse("targets", "name linear layers or 2-D convolutions of the network", repr(pattern), fix)
     named = {name for names in matches.values() for name in names}
     return {name: layer for name, layer in layers.items() if name in named}

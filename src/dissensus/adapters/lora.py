@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, is_transposed, replaced, with_weight
+from dissensus.adapters.layers import Adapted, Targets, check_network, chosen, is_transposed, replaced, with_weight
 
 
 class LoraLinear(Adapted):
@@ -124,6 +124,7 @@ def lora(
     >>> [name for name, p in adapted.named_parameters() if p.requires_grad]
     ['0.down', '0.up', '2.weight', '2.bias']
     """
+    check_network(network)
     rank = checks.count("rank", rank)
     alpha = float(rank) if alpha is None else checks.number("alpha", alpha, 0, open_low=True)
     network, trained = copy.deepcopy(network), [trained] if isinstance(trained, str) else list(trained)

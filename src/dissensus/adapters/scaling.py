@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_linear_layers, with_weight
+from dissensus.adapters.layers import Adapted, Targets, check_network, chosen, replaced, with_linear_layers, with_weight
 
 SHARED = "*base.weight"
 """Pattern of the weights that members of `batch_ensemble` and `tabm` share, for ``Ensemble(..., shared=SHARED)``."""
@@ -110,6 +110,7 @@ def batch_ensemble(
     >>> {name: tuple(p.shape) for name, p in adapted.named_parameters()}
     {'bias': (3,), 'scale_in': (4,), 'scale_out': (3,), 'base.weight': (3, 4)}
     """
+    check_network(network)
     checks.one_of("start", start, ("signs", "normal"))
     network = with_linear_layers(copy.deepcopy(network))
     adapted = {name: _scaled(name, layer) for name, layer in chosen(network, targets).items()}
@@ -137,6 +138,7 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
     >>> [name for name, _ in adapted.named_parameters()]
     ['0.bias', '0.scale_in', '0.scale_out', '0.base.weight', '2.weight', '2.bias']
     """
+    check_network(network)
     checks.one_of("start", start, ("signs", "normal"))
     network = with_linear_layers(copy.deepcopy(network))
     layers = {name: layer for name, layer in chosen(network, None).items() if isinstance(layer, nn.Linear)}
@@ -146,7 +148,8 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
         )
     head = list(layers)[-1] if head is None else head
     if head not in layers:
-        checks.refuse("head", "name a linear layer", repr(head), checks.nearest(head, list(layers), ""))
+        fix = checks.nearest(head, list(layers), f"There are: {', '.join(layers)}.")
+        checks.refuse("head", "name a linear layer", repr(head), fix)
     layers.pop(head).reset_parameters()
     adapted = {name: _scaled(name, layer) for name, layer in layers.items()}
     first = next(iter(adapted.values())).scale_in

@@ -43,7 +43,9 @@ def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> fr
             if not isinstance(pattern, str):
                 checks.refuse("shared", _CHOICES, type(pattern).__name__, error=TypeError)
             if not any(fnmatchcase(place, pattern) for place in places):
-                fix = checks.nearest(pattern, list(places), "Names are those of named_parameters() of a member.")
+                fix = checks.nearest(pattern, [FROZEN, *places], "Names are those of named_parameters() of a member.")
+                if any(place.startswith(f"{pattern}.") for place in places):
+                    fix = f"The layer? Use '{pattern}.*'."
                 checks.refuse("shared", "match names of parameters", repr(pattern), fix)
         chosen = {name for place, name in places.items() if any(fnmatchcase(place, pattern) for pattern in patterns)}
     if not chosen:
