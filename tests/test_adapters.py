@@ -2,12 +2,14 @@
 
 import copy
 import math
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dissensus as ds
 from dissensus import adapters
@@ -288,3 +290,28 @@ def test_peft_keeps_adapters_of_16_bits_in_float32_too():
     assert ours[0].down.dtype == layer.lora_A["default"].weight.dtype
     x = torch.randn(5, 4).bfloat16()
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-2, atol=1e-2)
+
+
+class Counted(TorchDispatchMode):
+    """Counts calls by name and shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        shape = tuple(args[0].shape) if args and isinstance(args[0], torch.Tensor) else ()
+        self.calls[func.overloadpacket.__name__, shape] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("alpha", [None, 6.0])
+def test_adapters_neither_cast_nor_scale_large_tensors_under_autocast(alpha):
+    layer = drawn(adapters.lora(nn.Linear(16, 16), rank=2, alpha=alpha))
+    x = torch.randn(5, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16), Counted() as counted:
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert counted.calls["_to_copy", (5, 16)] == counted.calls["mul", (5, 16)] == 0
+    assert counted.calls["mul", (5, 2)] == (alpha is not None)
+    torch.testing.assert_close(y.float(), layer(x.float()), rtol=0.05, atol=0.05)

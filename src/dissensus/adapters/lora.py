@@ -32,8 +32,8 @@ class LoraLinear(Adapted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the layer, and of its addition."""
-        y, x = self.base(x), x.to(self.down.dtype)
-        return y + (F.linear(F.linear(x, self.down), self.up) * self.scale).to(y.dtype)
+        y, x = self.base(x), _input(x, self.down)
+        return y + F.linear(_scaled(F.linear(x, self.down), self.scale), self.up).to(y.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -75,8 +75,9 @@ class LoraConv2d(Adapted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the layer, and of its addition."""
-        y, x = self.base(x), x.to(self.down.dtype)
-        return y + (F.conv2d(self.base._conv_forward(x, self.down, None), self.up) * self.scale).to(y.dtype)
+        y, x = self.base(x), _input(x, self.down)
+        inner = _scaled(self.base._conv_forward(x, self.down, None), self.scale)
+        return y + F.conv2d(inner, self.up).to(y.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -87,6 +88,18 @@ class LoraConv2d(Adapted):
     def merged(self) -> nn.Conv2d:
         """An ordinary layer with the same outputs."""
         return with_weight(self.base, self.weight)
+
+
+def _input(x: Tensor, weight: Tensor) -> Tensor:
+    """Inputs in the dtype of an adapter; autocast needs no such copy, since it casts both to its own."""
+    if isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(weight.dtype)
+
+
+def _scaled(inner: Tensor, scale: float) -> Tensor:
+    """The few numbers between both matrices, times α / r, rather than the many outputs."""
+    return inner if scale == 1 else inner * scale
 
 
 def _trainable_like(weight: Tensor) -> Tensor:
