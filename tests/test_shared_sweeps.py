@@ -194,3 +194,19 @@ def test_what_is_frozen_must_be_equal_for_all_seeds():
 
     with pytest.raises(ValueError, match="tensor '0.base.weight', which members share, differs"):
         ds.sweep(partly, data(), independent, grid={"seed": [0, 1]}, members=M, shared=adapters.SHARED, epochs=1)
+
+
+def test_learning_rates_of_what_members_share_are_tuned():
+    tuned = ds.tune(
+        build,
+        data(60),
+        objective,
+        space={"beta": [0.0, 0.5], "shared_lr": [1e-3, 1e-1]},
+        shared=adapters.SHARED,
+        members=M,
+        epochs=2,
+        seeds=2,
+        splits=1,
+    )
+    assert {candidate.point["shared_lr"] for candidate in tuned.candidates} == {1e-3, 1e-1}
+    assert tuned.ensemble.shared

@@ -261,3 +261,24 @@ def test_the_fused_form_keeps_the_precision_of_autocast():
         assert {choice.backend for choice in ens.choices} == {backend}
     assert outputs[0].dtype == outputs[1].dtype
     torch.testing.assert_close(*outputs, rtol=0.02, atol=0.02)
+
+
+def test_dropout_that_drops_nothing_does_not_keep_a_frozen_trunk_from_being_common():
+    class Trunk(nn.Module):
+        """A forward pass that nobody can trace."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.4))
+
+        def forward(self, x):
+            return self.layers(x) if x.sum() > 0 else self.layers(-x)
+
+    def build():
+        torch.manual_seed(5)
+        return nn.Sequential(Trunk().requires_grad_(False), nn.Linear(5, 3)).double()
+
+    ens = ds.Ensemble(build, M, backend="batched", shared="frozen").eval()
+    x, _ = vectors()
+    torch.testing.assert_close(ens(x), torch.stack([ens.member(i)(x) for i in range(M)]))
+    assert {choice.backend for choice in ens.choices} == {"batched"}

@@ -209,6 +209,11 @@ def keyed_layers(modules: Iterable[nn.Module]) -> list[KeyedDropout | KeyedDropP
     return [layer for layer in modules if isinstance(layer, KeyedDropout | KeyedDropPath)]
 
 
+def is_idle(layer: nn.Module) -> bool:
+    """Whether a layer is one of keyed draws that draws nothing as it is."""
+    return isinstance(layer, KeyedDropout | KeyedDropPath) and (layer.p == 0 or not layer.training)
+
+
 def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Keys and counters of draws in these modules."""
     found: list[Tensor | None] = []

@@ -729,6 +729,7 @@ def fresh_members(build: Build, seed: int, members: int, first: int = 0) -> Iter
             checks.refuse("build", "return a new network at every call", "the same one twice", "Build it inside.")
         networks.append(weakref.ref(network))
         yield network
+        del network
 
 
 def _checked(network: object) -> nn.Module:

@@ -119,14 +119,22 @@ class TrialPass(NamedTuple):
         return run(self.skeleton, self.weights, copies, self.x, self.per_member), copies
 
     def whole(self, run: Run) -> None:
-        """Forward pass, and backward pass to weights and inputs if gradients are enabled."""
+        """Forward pass, and backward pass to weights, shared ones too, and inputs if gradients are enabled."""
         # A captured pass must not lead out of its graph.
-        x = mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), self.x)
-        output, _ = self._replace(x=x).outputs(run)
-        leaves = [*self.weights.leaves(), *(tensor for tensor in tensors(x) if tensor.requires_grad)]
+        x = mapped(_new_leaf, self.x)
+        shared = {n: _new_leaf(t) for n, t in self.skeleton.shared_tensors().items() if t.requires_grad}
+        with self.skeleton.lending(shared):
+            output, _ = self._replace(x=x).outputs(run)
+        further = [tensor for tensor in [*shared.values(), *tensors(x)] if tensor.requires_grad]
+        leaves = [*self.weights.leaves(), *further]
         if output.requires_grad and leaves:
             # A gradient of full size, as losses give it. That of a sum is one number, and ranks backends otherwise.
             torch.autograd.grad((output * output.detach()).sum(), leaves, allow_unused=True)
+
+
+def _new_leaf(tensor: Tensor) -> Tensor:
+    """The same numbers as a tensor that leads nowhere."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def chosen(

@@ -121,7 +121,7 @@ class StackedMembers(nn.Module):
         common: dict[str, Tensor] = {}
         trained: list[str] = []
         rows: list[Tensor] = []
-        for index, network in enumerate(networks):
+        for network in networks:
             if first is None and is_compiled(network):
                 log.warning("members run without the code that was compiled for them: use torch.compile(ensemble)")
             network = keyed(uncompiled(network))
@@ -133,6 +133,7 @@ class StackedMembers(nn.Module):
                 common = {name: tensors.pop(name).detach() for name in list(tensors) if name in names}
                 stacks = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
+            index = len(next(iter(stacks.values())))
             others = {name: tensors.pop(name) for name in common if name in tensors}
             _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
             compared = list(others) if equal else [] if members is None else [n for n in others if n not in trained]
@@ -157,6 +158,7 @@ class StackedMembers(nn.Module):
                 raise DifferentMembers(f"the code of the class of {where} differs in member {index}")
             for name, tensor in tensors.items():
                 stacks[name].append(tensor.detach())
+            del network, tensors, others  # what they share is freed before the next one is made
         if first is None:
             raise DifferentMembers("an ensemble needs at least one member")
         body = cls(attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
@@ -208,6 +210,8 @@ class StackedMembers(nn.Module):
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
         check_real(params)
+        if not params and (shared := self.shared_trainable()):  # what is trained belongs to all members
+            return next(iter(shared.values())).detach().new_zeros((len(self), 0))
         flat = self.layout().packed(params)
         for name, view in self.layout().weights(flat).items():
             params[name].data = view
@@ -281,14 +285,25 @@ class StackedMembers(nn.Module):
         """
         shared = self.shared_rows if shared is None else shared
         how = {"per_member": per_member, "replayed": replayed, "backend": backend}
-        if shared is None:
-            return self._run_rows(flat, x, rows=rows, **how)
-        if len(shared) == 1:
-            with self.skeleton.lending(self.shared_views(shared)):
+        if shared is None or len(shared) == 1:
+            trained = {} if shared is None else self.shared_views(shared)
+            with self.skeleton.lending(trained, self._lowered_shared(calls.first_tensor(x).device)):
                 return self._run_rows(flat, x, rows=rows, **how)
         assert isinstance(rows, slice)
         assert rows == ALL_ROWS
         return self._run_runs(flat, x, shared, **how)
+
+    def _lowered_shared(self, device: torch.device) -> dict[str, Tensor]:
+        """Frozen shared weights of products in the precision of autocast: cast once, not anew by every member.
+
+        Those of layers that are trained keep theirs, so that gradients of members are summed in it.
+        """
+        kind, compiling = device.type, torch.compiler.is_compiling()
+        if not self.skeleton.shared or compiling or kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+            return {}
+        dtype, shared = torch.get_autocast_dtype(kind), self.shared_tensors()
+        names = self.skeleton.once(_read_by_products_alone)
+        return {n: t.to(dtype) for n, t in shared.items() if n in names and not t.requires_grad and _lowers(t, dtype)}
 
     def _run_runs(
         self,
@@ -700,6 +715,33 @@ def _row(tensors: Iterable[Tensor]) -> Tensor:
 def _selected(tensors: Tensors, rows: slice | Tensor) -> dict[str, Tensor]:
     whole = isinstance(rows, slice) and rows == slice(None)
     return {name: tensor if whole else tensor[rows] for name, tensor in tensors.items()}
+
+
+_PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _read_by_products_alone(skeleton: Skeleton) -> frozenset[str]:
+    """Names of tensors that hang in linear layers and convolutions, and nowhere else."""
+    layers = list(skeleton.network.named_modules())
+    held = {
+        is_product: {
+            id(tensor)
+            for _, layer in layers
+            for tensor in [*layer._parameters.values(), *layer._buffers.values()]
+            if tensor is not None and (type(layer) in _PRODUCTS and not _has_hooks(layer)) == is_product
+        }
+        for is_product in (True, False)
+    }
+    return frozenset(n for n, t in skeleton.shared_tensors().items() if id(t) in held[True] - held[False])
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    """Whether other code sees a layer's weights, such as that of ``torch.nn.utils.spectral_norm``."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _lowers(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype == torch.float32 and dtype in (torch.bfloat16, torch.float16)
 
 
 def _autocast_dtype(flat: Tensor) -> torch.dtype | None:

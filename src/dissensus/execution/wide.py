@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, keyed_layers
+from dissensus.dropout import KeyedDropout, is_idle, keyed_layers
 from dissensus.execution.batched import (
     POINTWISE_FUNCTIONS,
     POINTWISE_LAYERS,
@@ -154,9 +154,7 @@ class _WideTracer(LeafTracer):
             path, _, key = str(target).rpartition(".")
             common = key not in self.own_keys[path]
         elif kind == "call_module":
-            layer = self.root.get_submodule(str(target))
-            idle = isinstance(layer, KeyedDropout) and (layer.p == 0 or not layer.training)
-            common = common and (idle or not any(self.own_keys[name] for name in self._inside(str(target))))
+            common = common and not any(self.own_keys[name] for name in self._inside(str(target)))
         elif target is getattr and node.args[1] in ("dtype", "device"):
             common = True
         node.meta["common"] = common
@@ -164,7 +162,9 @@ class _WideTracer(LeafTracer):
         return node
 
     def _inside(self, path: str) -> list[str]:
-        return [name for name in self.own_keys if name == path or name.startswith(f"{path}.")]
+        """Names of the layers in a layer, apart from dropout that drops nothing, whose keys nobody reads."""
+        inside = [name for name in self.own_keys if name == path or name.startswith(f"{path}.")]
+        return [name for name in inside if not is_idle(self.root.get_submodule(name))]
 
 
 def _has_proxies(layer: nn.Module) -> bool:

@@ -180,8 +180,8 @@ def fit(
             ``use_reentrant=False``, which is refused otherwise.
         shared_lr: Learning rate of parameters that members share (``Ensemble(..., shared=...)``). The default is
             ``lr``. Settings that lose their meaning where such parameters are trained are refused: ``frozen``,
-            ``freeze``, ``active_members``, ``sequential``, ``watch="member"``, numbers per member, ``recompute``,
-            ``"muon"`` and optimizers of your own. ``max_memory`` does not split such members into groups.
+            ``freeze``, ``active_members``, ``sequential``, ``watch="member"``, numbers per member, and optimizers of
+            your own. ``max_memory`` does not split such members into groups.
         shared_clip_norm: Maximum norm of the gradient of what is shared. The default is ``clip_norm``.
         shared_gradient: Gradient of what is shared: the ``"mean"`` over members of the gradients of their losses, as
             in TabM, or the ``"sum"``, which is the gradient of the objective's total.

@@ -5,6 +5,7 @@ import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +112,7 @@ class NewMembers:
         members = runs[0].members
         build = functools.partial(self.build, **runs[0].build)
         try:
-            networks = (network for seed in seeds for network in fresh_members(build, seed, members))
+            networks = chain.from_iterable(fresh_members(build, seed, members) for seed in seeds)
             drawn = StackedMembers.of(networks, self.shared, members=members if len(seeds) > 1 else None)
         except DifferentMembers as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason

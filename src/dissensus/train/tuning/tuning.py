@@ -85,8 +85,8 @@ def tune(
             value (`dissensus.objectives.Declaration`); without one, members are trained on their own loss beside it.
         space: Names to lists of values, to a `dissensus.train.Range`, or to distributions: those of Optuna, or objects
             with a method ``ppf`` as in ``scipy.stats``. Names are hyperparameters of the objective, parameters of
-            ``build`` such as widths, ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``, ``members`` and
-            ``batch_size``. Independent training is added where the lists lack it.
+            ``build`` such as widths, ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``, ``shared_lr``,
+            ``shared_clip_norm``, ``members`` and ``batch_size``. Independent training is added where the lists lack it.
         epochs: Epochs of a whole training.
         members: Number of members. The space takes precedence.
         budget: What may be spent, in whole trainings of one candidate: 10 is as much as ten candidates that are trained
