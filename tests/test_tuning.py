@@ -375,6 +375,12 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
         tune(**options, resume=True, space={"beta": [0.1]})
     with pytest.raises(ds.StorageError, match="'sizes' differ"):
         tune(**{**options, "epochs": 2}, resume=True)
+    with pytest.raises(ds.StorageError, match="another search: 'settings' differ"):
+        tune(**options, resume=True, lr=0.3)
+    with pytest.raises(ds.StorageError, match="another search: 'data' differ"):
+        tune(**options, resume=True, data=(X, Y + 1))
+    with pytest.raises(ds.StorageError, match="another search: 'build' differ"):
+        tune(**options, resume=True, network=partial(ds.nets.mlp, 4, 1, (7,)))
 
 
 @pytest.mark.parametrize(

@@ -359,6 +359,9 @@ def test_a_storage_keeps_candidates_once_and_informs_other_searches(tmp_path):
     assert trials[3].user_attrs["settings"] == points[3]
     other = proposed_parameters(space, 20, [], 0, 0, address, "second")
     assert sum(abs(parameters["beta"] - 0.2) < 0.2 for parameters in other) > 12
+    wider = [Axis("beta", distribution=Range(0, 100))]  # where 0.2 of the way is another number
+    alone = proposed_parameters(wider, 20, [], 0, 0)
+    assert proposed_parameters(wider, 20, [], 0, 0, address, "second") == alone
 
 
 def test_a_search_without_optuna_names_the_extra(monkeypatch):

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dissensus.fingerprint import fingerprint
+from dissensus import calls
+from dissensus.fingerprint import digest, fingerprint
 from dissensus.storage import Formats, StorageError, make_folder, read_record, write_record
 from dissensus.train.grid import key_of
 from dissensus.train.history import OnProgress
@@ -31,6 +32,8 @@ from dissensus.train.tuning.space import all_parameters, point_of, size_of
 
 FORMATS = Formats()
 """Of the file of proposals."""
+_OF_THE_MACHINE = ("callbacks", "checkpoint_seconds", "cluster", "device", "max_memory")
+"""Settings that do not decide what a search finds."""
 
 
 class Search:
@@ -163,8 +166,11 @@ class Search:
             "rows": problem.rows,
             "metric": problem.scorer,
             "audit": problem.judged,
+            "build": problem.build,
+            "data": digest(*calls.tensors(problem.x), problem.y),
+            "settings": sorted((name, v) for name, v in problem.settings.items() if name not in _OF_THE_MACHINE),
         }
-        each = {name: fingerprint(value) for name, value in parts.items()}
+        each = {name: fingerprint(value, opaque=[]) for name, value in parts.items()}
         return {**each, "search": fingerprint(sorted(each.items()))}
 
     def _stored_proposals(self) -> list[list[Parameters]]:
