@@ -284,7 +284,17 @@ def _built_apart(folder: Path) -> dict[str, Any]:
     shared = ds.Ensemble(_adapted, 3, shared=ds.adapters.SHARED, parallel="members")
     result["shared"] = shared.gathered()
     result["epochs"] = len(history.epochs)
+    kept = ds.Ensemble(_network, MEMBERS, parallel="members").eval()
+    before = _settings(kept)
+    ds.fit(kept, (x, y), JOINT, epochs=1, deterministic=True, channels_last=True, checkpoint=folder / "kept")
+    result["settings kept"] = _settings(kept) == before
     return result
+
+
+def _settings(ens: ds.Ensemble) -> Any:
+    """What a training may change for itself only."""
+    body = ens.body
+    return body.channels_last, body.by_rule, body.choices.file, [module.training for module in ens.modules()]
 
 
 def _words(job: Callable[[], Any]) -> str:
@@ -748,6 +758,7 @@ def test_ranks_build_and_keep_their_members_only(two, expected, folder):
         assert result["in a file"]
         assert torch.equal(result["targets"], y)
         assert result["epochs"] == len(history.epochs)
+        assert result["settings kept"]
     expected_start = ds.Ensemble(_adapted, 3, shared=ds.adapters.SHARED)
     for result in results:
         assert result["shared"].shared == expected_start.shared

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
 from dissensus.execution.perceptrons import SHAPE, perceptron
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, has_hooks
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
 
@@ -135,12 +135,14 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         return f"its forward pass takes {len(inputs)} inputs"
+    if has_hooks(network):
+        return "it has hooks"
     for node in graph.nodes:
         if node.op == "call_module":
             layer = layers[str(node.target)]
             if getattr(layer, "inplace", False) and any(len(before.users) > 1 for before in node.all_input_nodes):
                 return f"layer {node.target} writes into what another operation reads"
-            if layer._forward_hooks or layer._forward_pre_hooks:
+            if has_hooks(layer):
                 return f"layer {node.target} has hooks"
             if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
                 return f"layer {node.target} ({type(layer).__name__}) has no batched form"

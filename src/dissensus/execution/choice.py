@@ -73,6 +73,11 @@ class Choices(dict[Mode, Choice]):
 
     network = ""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined: dict[Mode, str | None] = {}
+        """With several runs whose members share weights: the backend whose passes are joined, by mode; None: none."""
+
     def keep_in(self, file: Path, network: str) -> None:
         """Read the choices that a file holds for a network (`StackedMembers.identity`), and write new ones there.
 
@@ -83,8 +88,11 @@ class Choices(dict[Mode, Choice]):
             made = {
                 tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
             }
-            if stored["network"] == network and all(choice.backend in BACKENDS for choice in made.values()):
+            joined = {tuple(mode): name for mode, name in stored.get("joined", ())}
+            known = {None, *BACKENDS}.issuperset([*(choice.backend for choice in made.values()), *joined.values()])
+            if stored["network"] == network and known:
                 self.update(made)
+                self.joined.update(joined)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as reason:
@@ -97,11 +105,17 @@ class Choices(dict[Mode, Choice]):
         self[mode] = choice
         self._write()
 
+    def join(self, mode: Mode, backend: str | None) -> None:
+        """Note whether passes of several runs are joined."""
+        self.joined[mode] = backend
+        self._write()
+
     def _write(self) -> None:
         if self.file is not None and self:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             choices = [(mode, choice[:3]) for mode, choice in self.items()]
-            write_record(self.file, {"format": FORMATS.newest, "network": self.network, "choices": choices})
+            content = {"format": FORMATS.newest, "network": self.network, "choices": choices}
+            write_record(self.file, {**content, "joined": list(self.joined.items())} if self.joined else content)
 
 
 class TrialPass(NamedTuple):

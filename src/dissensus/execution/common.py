@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dissensus.calls import NetworkInputs, first_tensor, tensors
 from dissensus.dropout import is_idle, key_tensors, may_drop_units
-from dissensus.execution.skeleton import Skeleton
+from dissensus.execution.skeleton import Skeleton, has_hooks
 from dissensus.randomness import GlobalGenerators, is_generator
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
@@ -314,7 +314,7 @@ def common_layers(skeleton: Skeleton) -> list[nn.Module]:
             return
         inside = list(layer.modules())
         held = [id(tensor) for tensor in [*layer.parameters(), *layer.buffers()]]
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
+        hooked = any(map(has_hooks, inside))
         draws = any(is_generator(value) for m in inside for value in vars(m).values())
         if (
             held

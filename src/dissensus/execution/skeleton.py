@@ -364,6 +364,11 @@ def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn", "dissensus.dropout"))
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module itself has hooks, of its forward or backward pass, which a call of it runs and nothing else."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
 def _version(tensor: Tensor) -> int:
     """How often a tensor was written to; 0 for one of inference mode, which does not count."""
     return 0 if tensor.is_inference() else tensor._version

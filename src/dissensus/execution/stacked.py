@@ -96,8 +96,6 @@ class StackedMembers(nn.Module):
         """Number of training passes that follow, for which a backend is chosen; None: unknown."""
         self._told: set[str] = set()
         """Reasons for the loop that the log has."""
-        self._joined: dict[tuple[object, ...], str | None] = {}
-        """With several runs: the backend whose passes are joined, by mode; None: runs are passed one after another."""
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._late: list[dict[str, Tensor]] = []
         """Buffers that a pass has made, of each member, until all members have them."""
@@ -342,13 +340,12 @@ class StackedMembers(nn.Module):
             return each()
         grad = torch.is_grad_enabled()
         mode = (self.backend, self.training, grad, per_member, len(shared), self.by_rule, *calls.form(x))
-        if mode not in self._joined:
+        if mode not in self.choices.joined:
             if calls.first_tensor(x).is_cuda and torch.cuda.is_current_stream_capturing():
                 return each()
-            self._joined[mode] = self._ran_joined(
-                each, at_once, [t for t in (flat, shared) if t is not None and t.requires_grad]
-            )
-        joins = self._joined[mode]
+            leaves = [t for t in (flat, shared) if t is not None and t.requires_grad]
+            self.choices.join(mode, self._ran_joined(each, at_once, leaves))
+        joins = self.choices.joined[mode]
         if joins is None:
             return each()
         self.ran = joins

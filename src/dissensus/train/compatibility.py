@@ -28,7 +28,7 @@ from dissensus.objectives.declaration import (
 )
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.bar import check_progress
-from dissensus.train.grid import Run
+from dissensus.train.grid import Run, key_of
 from dissensus.train.settings import (
     BatchSettings,
     OptimizerSettings,
@@ -257,7 +257,7 @@ def check_target_settings(
             fix = "Leave one of them out: labels would be smoothed twice."
             checks.refuse("label_smoothing", f"come without `smoothing` of {name}", "both", fix)
     for setting in (*settings.weighs, *smoothing):
-        for words in {repr(run.words): run.words for run in runs}.values():
+        for words in {key_of(run.words): run.words for run in runs}.values():
             known = trained_loss(functools.partial(objective, **words))
             of_library = None if known is None else losses.known(known.loss)
             if known is not None and of_library is not None and of_library.takes != "logits":

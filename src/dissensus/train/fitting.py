@@ -518,7 +518,10 @@ def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callb
     """Train the ensemble of a recipe in several processes; each has all of its members at the end."""
     assert isinstance(recipe.initial, ExistingMembers)
     ensemble = recipe.initial.ensemble
-    with several_ranks(ensemble.members, ensemble.device, parallel, "fit") as ranks:
+    with (
+        settings_kept(ensemble),
+        several_ranks(ensemble.members, ensemble.device, parallel, "fit") as ranks,
+    ):
         check_same(recipe, ensemble, ranks)
         tell_of_split(ensemble.body, recipe.objective)
         if ranks.first and ranks.data_size > 1:
@@ -532,7 +535,10 @@ def train_in_ranks(recipe: Recipe, progress: OnProgress | None, callbacks: Callb
         watch_batches(engine, ranks)
         ensemble.twin = None
         with reserved(recipe.checkpoint if ranks.first else None), _interruption_of_rank_noted(ensemble, engine):
-            train(engine)
+            try:
+                train(engine)
+            finally:
+                ensemble.body.choices.file = None
         if ensemble.parallel is None:
             adopt(ensemble.body, engine.body, ranks)
         history = engine.history(0)
