@@ -199,7 +199,8 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
         candidates, refused = [LOOP.name], {}
         most = max(tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
-            if backend is LOOP or (backend.on_cuda_only and not first_tensor(trial.x).is_cuda):
+            on_cuda = first_tensor(trial.x).is_cuda
+            if backend is LOOP or (backend.on_cpu_only if on_cuda else backend.on_cuda_only):
                 continue
             try:
                 output, written = trial.outputs(backend.run)
