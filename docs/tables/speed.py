@@ -50,14 +50,28 @@ def section(name: str, introduction: str, rendered: Callable[[Result], str]) -> 
 
 
 def members(result: Result) -> str:
+    """Steps by backend, and what comes before the first step where a result has it: earlier ones do not."""
+    ways = [
+        way for way in ("loop", "vmap", "batched", "threads") if any(way in r["milliseconds"] for r in result["rows"])
+    ]
+    header = ["network", "members", "by hand", *ways, "auto"]
+    has_first = "import_seconds" in result
+    header += ["auto's choice / the best", "first step: by hand; auto"] if has_first else []
     rows = []
     for row in result["rows"]:
         times = row["milliseconds"]
         hand = times["by hand"]
-        ways = [f"{times[w]:.2f} ({hand / times[w]:.1f}×)" if w in times else "–" for w in ("loop", "vmap", "batched")]
+        cells = [f"{times[way]:.2f} ({hand / times[way]:.1f}×)" if way in times else "–" for way in ways]
         auto = f"{times['auto']:.2f} ({hand / times['auto']:.1f}×), {row['auto']}"
-        rows.append([row["case"], str(row["members"]), f"{hand:.2f}", *ways, auto])
-    return table(("network", "members", "by hand", "loop", "vmap", "batched", "auto"), rows)
+        rows.append([row["case"], str(row["members"]), f"{hand:.2f}", *cells, auto])
+        if has_first:
+            first = row["first_step_ms"]
+            rows[-1] += [f"{row['auto_over_best']:.2f}", f"{first['by hand']:.0f}; {first['auto']:.0f}"]
+    if not has_first:
+        return table(header, rows)
+    seconds = result["import_seconds"]
+    imports = f"Importing takes {seconds['dissensus']:.2f} s, of which {seconds['torch']:.2f} s are torch's."
+    return f"{table(header, rows)}\n\n{imports}"
 
 
 def sweeps(result: Result) -> str:

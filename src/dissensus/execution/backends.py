@@ -13,6 +13,7 @@ from dissensus.calls import NetworkInputs
 from dissensus.execution.batched import run_batched
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.threaded import run_threads
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import run_wide
@@ -38,12 +39,14 @@ class Backend:
         takes_every_network: Whether it runs whatever the loop runs. Others are tried before their first pass, and the
             loop runs where they raise an error.
         on_cuda_only: Whether ``backend="auto"`` measures it on a GPU only.
+        on_cpu_only: Whether ``backend="auto"`` measures it on a CPU only.
     """
 
     name: str
     run: Run
     takes_every_network: bool = False
     on_cuda_only: bool = False
+    on_cpu_only: bool = False
 
 
 LOOP = Backend("loop", run_loop, takes_every_network=True)
@@ -55,6 +58,7 @@ BACKENDS: dict[str, Backend] = {
         LOOP,
         Backend("batched", run_products),
         Backend("vmap", run_vmapped),
+        Backend("threads", run_threads, on_cpu_only=True),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
     )
 }

@@ -37,6 +37,11 @@ SHARE = 0.02
 """Share of the time of all passes that measuring may take, and by which a choice may be slower than the best."""
 HOPELESS = 3.0
 """A backend that takes this many times as long as another is not timed any further."""
+LONG = 0.5
+"""Seconds of a pass beside which what libraries do at a first call does not count: then the first pass is timed, too.
+
+Large networks are few passes per second, and a short job must not wait for rounds of passes that each take long.
+"""
 
 
 class Choice(NamedTuple):
@@ -216,7 +221,8 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
         candidates, refused = [LOOP.name], {}
         most = max(tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
-            if backend is LOOP or (backend.on_cuda_only and not first_tensor(trial.x).is_cuda):
+            on_cuda = first_tensor(trial.x).is_cuda
+            if backend is LOOP or (backend.on_cpu_only if on_cuda else backend.on_cuda_only):
                 continue
             try:
                 output, written = trial.outputs(backend.run)
@@ -256,10 +262,11 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of candidates that take turns, until it is settled which is the fastest.
 
-    The first turn warms up. A disturbance of the machine affects every candidate, and the order rotates, since one may
-    leave caches and memory in another state than the other. Measuring ends when it is `settled` who is the fastest,
-    after `MOST_ROUNDS`, or when it has taken its time: `SHARE` of the passes that follow, if their number is known,
-    between `LEAST_SECONDS` and `MOST_SECONDS`. Each candidate has `FEWEST_ROUNDS`, unless it is `HOPELESS`.
+    The first turn warms up; it counts only for passes that are `LONG`. A disturbance of the machine affects every
+    candidate, and the order rotates, since one may leave caches and memory in another state than the other. Measuring
+    ends when it is `settled` who is the fastest, after `MOST_ROUNDS`, or when it has taken its time: `SHARE` of the
+    passes that follow, if their number is known, between `LEAST_SECONDS` and `MOST_SECONDS`. Each candidate has
+    `FEWEST_ROUNDS`, or one if passes are `LONG`, unless it is `HOPELESS`.
 
     Args:
         timed: ``(candidate, turn) -> seconds``; None if the candidate fails, which is allowed in the first turn.
@@ -277,13 +284,17 @@ def interleaved(
                 racing.remove(name)
                 continue
             spent += elapsed
-            if turn:
+            if turn == 1 and elapsed < LONG:
+                times[name].clear()  # the first pass was long because libraries set themselves up
+            if turn or elapsed >= LONG:
                 times[name].append(elapsed)
-        if turn:
-            leader = median(min((times[name] for name in racing), key=typical))
-            racing = [name for name in racing if min(times[name]) < HOPELESS * leader]
-        late = turn >= FEWEST_ROUNDS and spent > seconds_allowed(times, passes)
-        if late or (turn >= ENOUGH_ROUNDS and settled(times)) or (turn and len(racing) == 1):
+        if any(not times[name] for name in racing):
+            continue
+        leader = median(min((times[name] for name in racing), key=typical))
+        racing = [name for name in racing if min(times[name]) < HOPELESS * leader]
+        rounds = min(len(times[name]) for name in racing)
+        late = rounds >= (1 if leader >= LONG else FEWEST_ROUNDS) and spent > seconds_allowed(times, passes)
+        if late or (rounds >= ENOUGH_ROUNDS and settled(times)) or len(racing) == 1:
             break
     return {name: seconds for name, seconds in times.items() if seconds}
 
