@@ -39,6 +39,8 @@ COMPILING_SECONDS, COMPILING_SECONDS_PER_LAYER = 20.0, 0.5
 """Time that compiling a pass takes, about, if its network has few layers; and per layer if it has many."""
 COMPILING_GAINS = 0.1
 """Share of a pass that compiling may save, which decides whether it is tried."""
+FEWEST_COMPILED = 100
+"""Passes that must follow for compiling to be considered at all."""
 HOPELESS = 3.0
 """A backend that takes this many times as long as another is not timed any further."""
 
@@ -372,9 +374,11 @@ def with_compiled(choice: Choice, trial: TrialPass, *, always: bool, passes: int
     with generators_kept(first_tensor(trial.x).device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns about itself
         if not always:
+            if passes is None or passes < FEWEST_COMPILED:
+                return choice
             best = choice.milliseconds.get(name)
             seconds = _second_pass(trial, name) if best is None else best / 1e3
-            if passes is None or COMPILING_GAINS * passes * seconds < 2 * seconds_to_compile(trial.skeleton.network):
+            if COMPILING_GAINS * passes * seconds < 2 * seconds_to_compile(trial.skeleton.network):
                 return choice
         log.info("members are being compiled, which may take a minute")
         problem = _problem(trial, name, form)
