@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dissensus as ds
-from dissensus.execution import choice, compilation
+from dissensus.execution import batched, choice, compilation
 from dissensus.execution.backends import RUNS
 
 cross_entropy = functools.partial(ds.objectives.independent, loss="cross_entropy")
@@ -124,6 +124,14 @@ def test_all_members_share_one_compilation_per_shape(quickly):
         (compiled,) = ensemble.body.skeleton.compiled.values()
         assert len(compiled.shapes) == 2  # 24 examples: batches of 10 and one of 4
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 4
+
+
+def test_large_layers_in_batched_products(quickly, monkeypatch):
+    monkeypatch.setattr(batched, "LARGE", 0)
+    eager, _ = trained(NETWORKS["mlp"][0], data(), backend="batched", compile=False)
+    compiled, history = trained(NETWORKS["mlp"][0], data(), backend="batched", compile=True)
+    assert history.backend == "batched, compiled"
+    assert_same(eager, compiled)
 
 
 def test_more_networks_of_one_code_than_the_compiler_allows_are_compiled(quickly):

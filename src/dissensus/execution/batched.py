@@ -191,7 +191,8 @@ def _layer(layer: nn.Module, x: Tensor) -> Tensor:
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x [M, ..., in]`` through M linear maps ``[M, out, in]`` as one batched product."""
     flat = x if x.ndim == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
-    if weight.numel() < LARGE or weight.is_complex() or weight.is_meta:
+    plain = weight.is_complex() or weight.is_meta or torch.compiler.is_compiling()  # which takes no custom jvp
+    if plain or weight.numel() < LARGE:
         y = _products(flat, weight, bias)
     else:
         y = _Products.apply(*(None if tensor is None else _autocast(tensor) for tensor in (flat, weight, bias)))
