@@ -3,6 +3,8 @@
 import importlib
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -126,3 +128,12 @@ def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypat
     assert "- BERT (plain torch), M = 2: LoRA, heads, BatchEnsemble, full copies (no time was left)" in text
     assert "kernels" not in text  # a CPU has none
     assert table.cell({"kernels": 12, "one_kernels": 4}, "kernels") == "3.0"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with PyTorch for CUDA")
+def test_stacked_kernels_compute_convolutions_and_batch_norm():
+    """By Triton's interpreter, which needs no GPU."""
+    command = [sys.executable, str(BENCHMARKS / "stacked_kernels.py"), "--check"]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
