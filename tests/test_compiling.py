@@ -283,6 +283,16 @@ def test_a_failure_is_told_and_members_run_as_they_are(monkeypatch, caplog):
     assert_same(eager, ensemble, 0)
 
 
+def test_a_comparison_that_does_not_fit_into_memory_ends_no_training(monkeypatch, caplog):
+    def results(*_):
+        raise torch.OutOfMemoryError("no memory for two results")
+
+    monkeypatch.setattr(choice.TrialPass, "results", results)
+    _, history = trained(NETWORKS["mlp"][0], data(), backend="loop", compile=True)
+    assert history.backend == "loop"
+    assert recorded(caplog, "members are not compiled: no memory for two results")
+
+
 @pytest.mark.parametrize("wrong", ["outputs", "buffers", "gradients"])
 def test_a_compiler_that_computes_something_else_is_refused(wrong, monkeypatch, caplog):
     def compiled(function, **_):

@@ -411,13 +411,13 @@ def _second_pass(trial: TrialPass, name: str) -> float:
 def _problem(trial: TrialPass, name: str, form: str) -> str:
     """Why the compiled form of a backend cannot be used; empty if it gives what the backend gives."""
     device = first_tensor(trial.x).device
-    with generators_kept(device):
-        expected, buffers, gradients = trial.results(RUNS[name].run)
-    with generators_kept(device):
-        repeated, *_ = trial.results(RUNS[name].run)
     try:
+        with generators_kept(device):
+            repeated = trial.results(RUNS[name].run)[0]
+        with generators_kept(device):
+            expected, buffers, gradients = trial.results(RUNS[name].run)
         output, written, grads = trial.results(RUNS[form].run)
-    except Exception as error:  # a compiler may raise anything
+    except Exception as error:  # a compiler may raise anything, and results of two passes may not fit into memory
         return compiler_reason(error)
     most = max(tolerance(t.dtype) for t in (expected, *trial.weights.tensors(), *buffers.values()))
     if expected.is_cuda or torch.is_autocast_enabled(device.type):
