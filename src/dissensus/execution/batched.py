@@ -6,7 +6,6 @@ it, are slow for the few channels of small networks. Large networks have other b
 
 import operator
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -102,7 +101,7 @@ def batched_plan(skeleton: Skeleton) -> list[Step]:
     steps: list[Step] = []
     for node in graph.nodes:
         if node.op == "output":
-            return [*steps, itemgetter(place[_only_input(node)])]
+            return [*steps, _value(place[_only_input(node)])]
         if node.op == "call_module":
             layer = skeleton.network.get_submodule(str(node.target))
             steps.append(_layer_step(layer, place[_only_input(node)]))
@@ -116,6 +115,11 @@ def _only_input(node: fx.Node) -> fx.Node:
     (before,) = node.args
     assert isinstance(before, fx.Node)
     return before
+
+
+def _value(place: int) -> Step:
+    """The value of an earlier step. A compiler cannot look into `operator.itemgetter`."""
+    return lambda values: values[place]
 
 
 def _layer_step(layer: nn.Module, at: int) -> Step:
@@ -189,7 +193,8 @@ def _layer(layer: nn.Module, x: Tensor) -> Tensor:
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x [M, ..., in]`` through M linear maps ``[M, out, in]`` as one batched product."""
     flat = x if x.ndim == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
-    if weight.numel() < LARGE or weight.is_complex() or weight.is_meta:
+    plain = weight.is_complex() or weight.is_meta or torch.compiler.is_compiling()  # which takes no custom jvp
+    if plain or weight.numel() < LARGE:
         y = _products(flat, weight, bias)
     else:
         y = _Products.apply(*(None if tensor is None else _autocast(tensor) for tensor in (flat, weight, bias)))

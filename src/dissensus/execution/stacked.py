@@ -15,10 +15,10 @@ from torch._compile import _disable_dynamo
 from dissensus import calls, checks
 from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
-from dissensus.execution.backends import BACKENDS, LOOP, Backend
+from dissensus.execution.backends import COMPILED, LOOP, RUNS, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
-from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen
+from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen, with_compiled
 from dissensus.execution.compiled import is_compiled, uncompiled
 from dissensus.execution.exporting import is_exporting, refuse_training
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
@@ -91,6 +91,7 @@ class StackedMembers(nn.Module):
         self.custom_backend: Backend | None = None
         self.ran = ""
         self.channels_last = self.by_rule = self.recompute = False
+        self.compiling: bool | str = False
         self.choices = Choices()
         self.passes: int | None = None
         """Number of training passes that follow, for which a backend is chosen; None: unknown."""
@@ -99,6 +100,8 @@ class StackedMembers(nn.Module):
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._late: list[dict[str, Tensor]] = []
         """Buffers that a pass has made, of each member, until all members have them."""
+        self._compiled: set[Mode] = set()
+        """Modes whose compiled pass has been tried by this process."""
         self._outdated: set[Mode] = set()
         """Modes whose backend was chosen before members had all of their buffers."""
 
@@ -482,7 +485,7 @@ class StackedMembers(nn.Module):
     def _named(self, name: str) -> Backend:
         if self.custom_backend is not None and name == self.custom_backend.name:
             return self.custom_backend
-        return BACKENDS[name]
+        return RUNS[name]
 
     def _chosen_backend(self, members_pass: MembersPass) -> str:
         """The backend to use in this mode; the first pass in a mode chooses, later ones remember."""
@@ -492,10 +495,16 @@ class StackedMembers(nn.Module):
         device = calls.first_tensor(x).device.type
         autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
         lowered = [str(torch.get_autocast_dtype(device)), isinstance(weights, Packed)] if autocast else []
-        mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *lowered, *calls.form(x))
+        compiles = self.training and both_ways and self._may_compile()
+        how = [*lowered, *(["compiled"] if compiles else [])]
+        mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *how, *calls.form(x))
         if mode not in self.choices or mode in self._outdated:
             self._outdated.discard(mode)
             self._choose(mode, members_pass, both_ways)
+            if compiles and mode in self.choices:
+                self._choose_compiled(mode, members_pass)
+        elif compiles and mode not in self._compiled:
+            self._try_compiled(mode, members_pass)
         return self.choices[mode].backend if mode in self.choices else LOOP.name
 
     @_never_traced
@@ -526,6 +535,46 @@ class StackedMembers(nn.Module):
         if refusal and refusal not in self._told and not self.skeleton.appearing:  # else it is for one pass
             self._told.add(refusal)
             log.warning("members run in a loop: %s", refusal)
+
+    def _may_compile(self) -> bool:
+        """Whether passes of training are compiled, or ``"auto"`` may do it."""
+        return self.compiling is True or (self.compiling == "auto" and self.backend == "auto" and not self.by_rule)
+
+    @_never_traced
+    def _choose_compiled(self, mode: Mode, members_pass: MembersPass) -> None:
+        """Replace the choice of a mode by its compiled form, if that is wanted or faster."""
+        self._compiled.add(mode)
+        weights, buffers, x, per_member, replayed = members_pass
+        trial = TrialPass(self.skeleton, weights, buffers, x, per_member)
+        before, always = self.choices[mode], self.compiling is True
+        with torch.enable_grad():
+            choice = with_compiled(before, trial, always=always, passes=self.passes, replayed=replayed)
+        if choice is not before:
+            self.choices.add(mode, choice)
+        if always:
+            self._tell_of_refusal(choice)
+
+    @_never_traced
+    def _try_compiled(self, mode: Mode, members_pass: MembersPass) -> None:
+        """Try a compiled pass that another process has chosen, on a machine that may have no compiler."""
+        self._compiled.add(mode)
+        choice = self.choices[mode]
+        names = {form.name: name for name, form in COMPILED.items()}
+        if choice.backend not in names:
+            return
+        problem = self._error(choice.backend, members_pass, both_ways=True)
+        if problem:
+            refused = {**choice.refused, choice.backend: problem}
+            choice = Choice(names[choice.backend], choice.milliseconds, refused)
+            self.choices.add(mode, choice)
+            self._tell_of_refusal(choice)
+
+    def _tell_of_refusal(self, choice: Choice) -> None:
+        """Say once in the log why members are not compiled."""
+        reason = next((reason for form, reason in choice.refused.items() if form.endswith("compiled")), None)
+        if reason and reason not in self._told and not self.skeleton.appearing:
+            self._told.add(reason)
+            log.warning("members are not compiled: %s", reason)
 
     @_never_traced
     def _look_for_draws(self, members_pass: MembersPass) -> None:

@@ -85,6 +85,8 @@ def tell_of_updates(updates: UpdateSettings, body: Body) -> None:
     """Say in the log where accumulated batches differ from large ones, and how recomputed members run."""
     if updates.accumulate > 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in body.modules()):
         log.info("accumulate: batch norm normalises each batch by itself, not the large one that it is a part of")
+    if updates.compile is True and not body.alike:
+        log.warning("members are not compiled: they have different architectures")
     if updates.recompute:
         log.info("recompute: members run in a loop, and steps are not captured in graphs")
 

@@ -258,6 +258,9 @@ class Recipe:
             check_augments(self.batches.augment, members)
         check_few(objective, self.active_members)
         check_updates(self.optimizer, self.updates, self.runs, self.active_members)
+        if self.updates.compile is True and self.precision.deterministic:
+            fix = "Leave one of them out: the compiler chooses among kernels by a clock."
+            checks.refuse("compile", "come without `deterministic`", "both", fix)
         if not sweep:
             check_adversarial(objective, self.adversarial, self.unlabelled, self.batches.augment, self.active_members)
             if self.adversarial is not None and self.targets.ignore_index is not None:
@@ -402,6 +405,7 @@ class Recipe:
             "accumulate": None if self.updates.accumulate == 1 else self.updates.accumulate,
             "ema": self.updates.ema,
             "recompute": self.updates.recompute or None,
+            "compile": None if self.updates.compile == "auto" else self.updates.compile,
             "shared_lr": self.shared.lr,
             "shared_clip_norm": self.shared.clip_norm,
             "shared_gradient": None if self.shared.gradient == "mean" else self.shared.gradient,
@@ -476,7 +480,9 @@ class Recipe:
             self.precision, body, next(body.parameters()).dtype, device, several_dtypes(body.parameters())
         )
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
-        body.recompute = self.updates.recompute
+        body.recompute, body.compiling = self.updates.recompute, self.updates.compile
+        if self.updates.compile == "auto" and ranks is not None:
+            body.compiling = False  # the other processes would wait for one that compiles, or has chosen otherwise
         tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
