@@ -27,7 +27,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", *(f"docs/tutorials/{path.name}" for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))))
+PAGES = (
+    "README.md",
+    "docs/index.md",
+    *(f"docs/tutorials/{path.name}" for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))),
+)
 BLOCK = re.compile(
     r'^```(?P<kind>python|console)(?: title="(?P<file>[\w.]+)")?\n(?P<code>.*?)^```\n'
     r"(?:\n<!-- output(?P<digest> \w+)?(?:: (?P<words>[^\n]*?))? -->\n(?P<output>.*?)<!-- /output -->\n)?",

@@ -427,7 +427,7 @@ def test_a_command_that_runs_out_of_memory_gives_advice_in_one_line(monkeypatch,
 
 
 COMMANDS = (
-    *("", "demo", "audit", "report", "ood", "robust", "masks", "convert"),
+    *("", "demo", "audit", "report", "tune", "ood", "robust", "masks", "convert"),
     *("study", "study list", "study show", "study run", "study report", "data", "data list", "data get", "data check"),
 )
 
@@ -437,6 +437,7 @@ def test_help_fits_eighty_columns_and_cuts_nothing(name, command):
     code, printed, _ = command(f"{name} --help", COLUMNS="80")
     assert code == 0
     assert "…" not in printed
+    assert "<bool>" not in printed, "a flag takes no value"
     assert max(map(len, printed.splitlines())) <= 80
 
 

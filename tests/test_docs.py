@@ -303,7 +303,7 @@ def test_numbers_in_sentences_follow_the_results(tmp_path):
     assert render_tables(tmp_path, "--check", *pages, "docs/masks.md").stderr == stale
     assert render_tables(tmp_path, *pages).returncode == 0
     readme, robustness = (plain_text(tmp_path / name) for name in ("README.md", "docs/robustness.md"))
-    assert "an ensemble with ADP keeps 12 %" in readme
+    assert "an ensemble trained with ADP is right on 12 % of the images" in readme
     assert "PGD at ε = 0.01 leaves 12 % with ADP" in robustness
     assert "The ensemble is right 50 % of the time" in plain_text(tmp_path / "docs" / "audit.md")
 

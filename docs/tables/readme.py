@@ -19,18 +19,21 @@ def values() -> dict[str, str]:
         if (row["case"], row["members"], row["batch"]) == ("ResNet-20", 20, 64)
     )
     sound = audit.accused_at_first("alone", "sound", "alike")
+    accused = audit.accused_at_first("train", "sound", "alike").accused
     joint = {by: audit.accused_at_first(by, "networks jointly") for by in ("alone", "train")}
     known = robustness.values()
     return {
         "gpu-times": f"{math.floor(fastest['by hand']['ms'] / fastest['auto']['ms'])}",
         "audit-sound": f"{sound.judged:,}",
         "audit-accused": f"{sound.accused}",
+        "audit-accused-train": f"{accused}",
         "audit-joint": f"{joint['alone'].judged}",
         "audit-found": f"{joint['alone'].accused}",
         "audit-found-train": f"{joint['train'].accused}",
         "pgd-adp": known["pgd-adp"],
         "adaptive-adp": known["adaptive-adp"],
         **_table_values(),
+        "loop-times": _pair(fastest["by hand"]["ms"], fastest["auto"]["ms"], "ms"),
         **_times_beside_others(),
     }
 

@@ -25,7 +25,7 @@ def masks(
     network: Annotated[str, typer.Option(help="A network of the studies, such as resnet18.")] = "resnet18",
     count: Annotated[int, typer.Option(help="N, the number of masks.")] = 4,
     budget: Annotated[
-        list[float] | None, typer.Option(help="Cost of the ensemble, in times of the single network's; repeatable.")
+        list[float] | None, typer.Option(help="Cost of the ensemble, as a multiple of one network's; repeatable.")
     ] = None,
     cost: Annotated[Literal["parameters", "multiply_adds"], typer.Option(help="What is counted.")] = "parameters",
     size: Annotated[int, typer.Option(min=1, help="Height and width of the images.")] = 32,
