@@ -66,7 +66,7 @@ def benefit() -> list[Any]:
             f"{times[-1]:.0f} ms", (rows[-1]["members"], times[-1]), (0, 6), textcoords="offset points", ha="right"
         )
     axes.set(xlabel="members", ylabel="milliseconds of a step", title="The price of members")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * axes.get_ylim()[1])  # room for the number above the last point
     axes.legend(frameon=False)
 
     tables = [row for row in benchmark("tabular")["rows"] if row["task"] == "classification"]

@@ -225,6 +225,11 @@ def test_pictures_have_no_ink_of_their_own():
         assert "#010203" not in text, f"{picture.name} has the ink's stand-in"
 
 
+def test_the_logo_needs_no_font():
+    """Letters of a wider font than the one at hand would be cut off."""
+    assert "<text" not in (ROOT / "docs" / "assets" / "logo.svg").read_text()
+
+
 def test_examples_of_docstrings_get_fences(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     fenced = importlib.import_module("doctest_blocks").fenced
