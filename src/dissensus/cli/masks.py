@@ -58,7 +58,7 @@ def masks(
             for row in rows
         ]
         console.print(
-            table(f"{network}, {counted(count, 'mask')}, {times:g} times the {cost_name} of one network", header, cells)
+            table(f"{network}, {counted(count, 'mask')}, {times:g}× the {cost_name} of one network", header, cells)
         )
     console.print(
         "[dim]S: the scale that masks are made with; overlap: channels that two members share, of those that either "

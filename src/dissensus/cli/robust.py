@@ -180,7 +180,7 @@ def robust(
                 target_model = load_model("--model", model)
                 other = None if surrogate is None else load_model("--surrogate", surrogate)
             inputs = _inputs(data, own_data, target, image_size, examples, split_seed)
-            words = "Inputs go to the model as they are, in [0, 1]: what it does to them is part of what is attacked."
+            words = "The model gets inputs as they are, in [0, 1]. Its own preprocessing is part of what is attacked."
             subject = _Subject(target_model, inputs, other, False, words)
         console.print(subject.preparation, style="dim", markup=False, highlight=False)
         choices: Any = {"suite": suite, "norm": norm, "pool": pool}
