@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 SMOKE = {
     "README.md": {"epochs=40": "epochs=3", "RandomForestClassifier(50": "RandomForestClassifier(10"},
+    "index.md": {"epochs=40": "epochs=3"},
     "tutorials/audit.md": {"epochs=40": "epochs=5", "RandomForestClassifier(50": "RandomForestClassifier(10"},
     "tutorials/adapters.md": {"epochs=30": "epochs=2", "members=10": "members=2"},
     "tutorials/detection.md": {"epochs=40": "epochs=2", "members=10": "members=2"},

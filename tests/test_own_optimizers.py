@@ -336,7 +336,7 @@ def growing(params):
         (lambda params: torch.optim.LBFGS(params), {}, "got LBFGS, which needs one"),
         (torch.optim.SparseAdam, {}, "got SparseAdam, whose first step failed"),
         (growing, {}, "`optimizer` must hold only the parameters that it was given; got others as well"),
-        (lambda params: shared, {}, "`optimizer` must hold the parameters that it was given"),
+        (lambda params: shared, {}, "`optimizer` must hold only the parameters that it was given"),
         ("lin", {}, "Did you mean 'lion'"),
         ("Adam", {}, "Did you mean 'adam'"),
         ("adamw", {"accumulate": True}, "`accumulate` must be"),
