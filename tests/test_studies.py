@@ -27,7 +27,6 @@ from dissensus.cli import app
 from dissensus.data import augment, sources
 from dissensus.data.folders import ImageFiles
 from dissensus.data.splits import Split
-from dissensus.execution import choice
 from dissensus.pages import html
 from dissensus.studies import datasets, library, measures, spec, workers
 from dissensus.studies import page as study_page
@@ -50,13 +49,6 @@ QUICK = {
     "data": ["made-table"],
     "optimisation.examples": 60,
 }
-
-
-@pytest.fixture(autouse=True)
-def same_backends(monkeypatch):
-    """What runs fastest is measured, and may change with what else the machine does; numbers would in the last bits."""
-    times = smoke_golden.TIMES
-    monkeypatch.setattr(choice, "_measured", lambda _, candidates, *__: {name: times[name] for name in candidates})
 
 
 @pytest.fixture
