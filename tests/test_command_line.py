@@ -448,6 +448,17 @@ def test_commands_stand_in_the_order_a_new_user_meets_them(command):
     assert names[-1] == "convert"
 
 
+@pytest.mark.parametrize("arguments", ["--json audit.json", "--page audit.html"])
+def test_files_are_there_when_nobody_reads_the_screen_to_its_end(arguments, command, tmp_path, monkeypatch):
+    def closed(*_):
+        raise SystemExit(141)  # as when `head` has ended
+
+    monkeypatch.setattr("dissensus.cli.audit._print", closed)
+    code, *_ = command(f"{AUDIT} --targets labels.npy {arguments}")
+    assert code == 141
+    assert (tmp_path / arguments.split()[1]).stat().st_size > 1000
+
+
 def test_columns_are_explained_below_tables(command):
     printed = " ".join(command("ood in.npy --outside near.npy --repeats 5")[1].split())
     assert "FPR95: share of shifted examples that are missed where 95 % of the first set pass" in printed

@@ -358,7 +358,11 @@ def growing(params):
         (torch.optim.NAdam, {"betas": (0.9, 0.99)}, "`betas` must be left out"),
         (lambda params: params, {}, "`optimizer` must return an optimizer"),
         (lambda params: torch.optim.SGD, {}, "`optimizer` must return an optimizer"),
-        (lambda params: torch.optim.SGD([nn.Parameter(torch.ones(1))]), {}, "hold only the parameters that it was given"),
+        (
+            lambda params: torch.optim.SGD([nn.Parameter(torch.ones(1))]),
+            {},
+            "hold only the parameters that it was given",
+        ),
         (Averaging, {"ema": 0.9}, "`ema` must come without an optimizer that has modes"),
         (Opaque, {"checkpoint": "folder"}, "got Opaque, whose state holds a object"),
         (Beside, {"checkpoint": "folder"}, "got Beside, which changes `counted`"),

@@ -201,13 +201,14 @@ def robust(
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
         fail(in_options(said(reason), OPTIONS))
     result.facts["standardised"] = subject.standardised
-    _print(result)
     if json_file is not None:
         write_file(json_file, (result.to_json() + "\n").encode())
     if page is not None:
         write_file(
             page, html(robustness_page(result, f"{model if ensemble is None else ensemble.name} on {data}")).encode()
         )
+    _print(result)
+    if page is not None:
         print_place("Open", page)
 
 
