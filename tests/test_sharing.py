@@ -440,7 +440,7 @@ class NoMatrix(nn.Module):
 
 
 def test_muon_is_refused_where_nothing_is_a_matrix():
-    with pytest.raises(ValueError, match="another one than 'muon' for networks without 2-D parameters"):
+    with pytest.raises(ValueError, match="an optimizer other than 'muon' for networks without 2-D parameters"):
         ds.fit(ds.Ensemble(NoMatrix, M, shared="shift"), data(), independent, epochs=1, optimizer="muon")
 
 

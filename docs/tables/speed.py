@@ -104,10 +104,11 @@ def sweeps(result: Result) -> str:
 
 
 def gpu(result: Result) -> str:
+    timed = [way for way in WAYS if any("ms" in row["ways"].get(way, {}) for row in result["rows"])]
     rows = []
     for row in result["rows"]:
         ways, auto = row["ways"], row["ways"]["auto"]
-        times = [f"{ways[way]['ms']:.2f}" if "ms" in ways.get(way, {}) else "–" for way in WAYS]
+        times = [f"{ways[way]['ms']:.2f}" if "ms" in ways.get(way, {}) else "–" for way in timed]
         fastest = f"**{auto['ms']:.2f}** ({ways['by hand']['ms'] / auto['ms']:.1f}×), {auto['backend']}"
         floors = [f"{row['floor_ms']:.2f}", f"{auto['ms'] / row['floor_ms']:.0f}"]
         rows.append([row["case"], str(row["members"]), str(row["batch"]), *times, fastest, *floors])
@@ -118,7 +119,7 @@ def gpu(result: Result) -> str:
         f"{result['bf16_rate'] / 1e12:.0f} TFLOP/s in bf16. Quartiles of captured ways lie at most "
         f"{100 * spread:.0f} % apart."
     )
-    header = ("network", "members", "batch", *WAYS, "auto", "floor", "auto, in floors")
+    header = ("network", "members", "batch", *timed, "auto", "floor", "auto, in floors")
     return f"{table(header, rows)}\n\n{ceilings}"
 
 

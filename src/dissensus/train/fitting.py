@@ -566,7 +566,7 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
     """An ensemble as it is; another module as an ensemble of one, whose weights it gets at the end."""
     if isinstance(network, SharedTrunk):
         fix = "Train trunk.heads, on trunk.features(x) or on cached features."
-        checks.refuse("ensemble", "be what is trained, and a trunk stands still", "a SharedTrunk", fix, TypeError)
+        checks.refuse("ensemble", "be an ensemble to train, which a trunk is not", "a SharedTrunk", fix, TypeError)
     network = original(network)  # whose weights are those of what torch.compile returned
     if isinstance(network, Ensemble):
         yield network
