@@ -22,6 +22,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, fold
 from dissensus.data.splits import Split
 from dissensus.ensemble import SHARED_ROWS, stored_tensors
 from dissensus.execution import Backend, Body, Choices
+from dissensus.execution.meeting import tell_of_copies
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import Shared
 from dissensus.randomness import drawn_seed, seeded
@@ -98,6 +99,7 @@ def sweep(
     accumulate: int = 1,
     ema: float | None = None,
     recompute: bool = False,
+    compile: bool | Literal["auto"] = "auto",
     unlabelled: Any = None,
     weights: Any = None,
     unpack: Unpack | None = None,
@@ -174,6 +176,7 @@ def sweep(
         accumulate: See `dissensus.fit`.
         ema: See `dissensus.fit`.
         recompute: See `dissensus.fit`.
+        compile: See `dissensus.fit`.
         unlabelled: Data without labels as tensors. See `dissensus.fit`.
         weights: See `dissensus.fit`.
         unpack: See `dissensus.fit`.
@@ -244,6 +247,7 @@ def sweep(
     torch.Size([3, 2, 64, 1])
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
+    tell_of_copies("a sweep")
     workers = RayCluster.of(cluster)
     if workers is not None:
         _check_cluster(checkpoint, callbacks)
@@ -290,7 +294,7 @@ def sweep(
         objective=objective,
         epochs=checks.count("epochs", epochs),
         optimizer=settings,
-        updates=UpdateSettings(accumulate, ema, recompute),
+        updates=UpdateSettings(accumulate, ema, recompute, compile),
         shared=SharedSettings(shared_lr, shared_clip_norm, shared_gradient),
         batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
         targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
@@ -411,7 +415,7 @@ def _trained(
 def _at_rest(engine: Engine) -> Engine:
     """An engine whose members are as they are after training."""
     engine.body.eval()
-    engine.body.recompute = False
+    engine.body.recompute = engine.body.compiling = False
     return engine
 
 
