@@ -414,11 +414,12 @@ class Workers:
             if text not in self.told:  # what one task says, others of its shape say too
                 log.log(level, "%s (%s, on %s)", text, task.name, outcome.node)
             self.told.add(text)
-        if isinstance(outcome.error, exceptions.RayError):  # what is shared did not arrive, as nodes were lost
-            raise _Lost(outcome.error, memory=False) from outcome.error
-        if outcome.error is not None:
-            outcome.error.add_note(f"in {task.name}, on {outcome.node}:\n{outcome.trace}")
-            raise outcome.error
+        error = outcome.error
+        if error is not None and isinstance(error, exceptions.RayError):  # what is shared did not arrive
+            raise _Lost(error, memory=False) from error
+        if error is not None:
+            error.add_note(f"in {task.name}, on {outcome.node}:\n{outcome.trace}")
+            raise error
         return outcome.value
 
     def _read(self, board: Any, reported: Callable[[Mapping[int, Any]], None]) -> None:
