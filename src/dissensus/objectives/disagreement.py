@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+import dissensus.objectives.pair_pass as pair_pass
 from dissensus import arguments, checks, dense, losses, pooling
 from dissensus.axes import LossParts
-from dissensus.objectives import pair_pass
 from dissensus.objectives.declaration import Declaration
 from dissensus.objectives.examples import examples
 
