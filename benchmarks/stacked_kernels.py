@@ -11,7 +11,7 @@ Usage: python benchmarks/stacked_kernels.py [--json FILE] [--only NAME] [--budge
 """
 
 # What Triton's decorator returns is unknown where Triton is absent, and kernels branch on constants.
-# pyright: reportIndexIssue=false, reportPossiblyUnbound=false
+# pyright: reportIndexIssue=false, reportPossiblyUnboundVariable=false
 
 import argparse
 import json

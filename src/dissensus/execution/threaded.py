@@ -219,6 +219,7 @@ class _Members:
             for before in dead:
                 del values[before]
             if node.op == "output":
+                assert isinstance(args[0], Tensor)
                 return args[0]
             if node.op == "call_module":
                 values[node] = self._layer(self.plan.layers[str(node.target)], index, parameters)(*args, **kwargs)

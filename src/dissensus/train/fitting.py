@@ -181,11 +181,11 @@ def fit(
             ``use_reentrant=False``, which is refused otherwise.
         compile: Whether training passes of members are compiled by ``torch.compile``, one compilation for all members,
             with equal results to rounding. Compiling takes from ten seconds to a few minutes, for each of up to four
-            shapes of batches (a smaller last batch is one). ``"auto"`` does it where ``backend="auto"``, the steps that
-            are left are so many that it pays, and a compiled pass is measured to be at least 5 % faster. With True,
-            passes run in the chosen backend's compiled form, without measuring that. Members that cannot be compiled
-            run as they are, and the log has the reason. Needs a C++ compiler on a CPU, and Triton on a GPU. Refused
-            with ``recompute`` and ``deterministic``.
+            shapes of batches (a smaller last batch is one). ``"auto"`` does it on a CPU where ``backend="auto"``, the
+            steps that are left are so many that it pays, and a compiled pass is measured to be at least 5 % faster.
+            With True, passes run in the chosen backend's compiled form, without measuring that. Members that cannot be
+            compiled run as they are, and the log has the reason. Needs a C++ compiler on a CPU, and Triton on a GPU.
+            Refused with ``recompute`` and ``deterministic``.
         shared_lr: Learning rate of parameters that members share (``Ensemble(..., shared=...)``). The default is
             ``lr``. Settings that lose their meaning where such parameters are trained are refused: ``frozen``,
             ``freeze``, ``active_members``, ``sequential``, ``watch="member"``, numbers per member, and optimizers of
