@@ -481,6 +481,8 @@ class StackedMembers(nn.Module):
         autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
         lowered = [str(torch.get_autocast_dtype(device)), isinstance(weights, Packed)] if autocast else []
         mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *lowered, *calls.form(x))
+        if both_ways and device == "cpu" and not isinstance(weights, Packed):
+            mode = (*mode, "gradients of stacked tensors")  # for which other backends are measured
         if mode not in self.choices or mode in self._outdated:
             self._outdated.discard(mode)
             self._choose(mode, members_pass, both_ways)
