@@ -11,6 +11,8 @@ import dissensus as ds
 from dissensus.execution import choice
 from dissensus.execution.choice import interleaved, seconds_allowed, settled, typical
 
+pytestmark = pytest.mark.measures_backends
+
 UNDECIDED = [0.011, 0.009, 0.010] * 50
 """Times whose middle is above their least: two backends that both take these are not told apart."""
 

@@ -11,6 +11,12 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.calls import NetworkInputs
 from dissensus.execution.batched import run_batched
+from dissensus.execution.compilation import (
+    run_batched_compiled,
+    run_loop_compiled,
+    run_streams_compiled,
+    run_vmapped_compiled,
+)
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.threaded import run_threads, suits_threads
@@ -66,6 +72,20 @@ BACKENDS: dict[str, Backend] = {
     )
 }
 """Backends by name; ``"auto"`` measures them in this order."""
+
+COMPILED: dict[str, Backend] = {
+    name: Backend(f"{name}, compiled", run, takes_every_network=False, on_cuda_only=BACKENDS[name].on_cuda_only)
+    for name, run in (
+        ("loop", run_loop_compiled),
+        ("batched", run_batched_compiled),
+        ("vmap", run_vmapped_compiled),
+        ("streams", run_streams_compiled),
+    )
+}
+"""The same with compiled passes, by the names of backends. No backend that is asked for: `fit` has ``compile=``."""
+
+RUNS: dict[str, Backend] = {backend.name: backend for backend in (*BACKENDS.values(), *COMPILED.values())}
+"""Every backend that a pass may run with, by its own name."""
 
 
 def checked(backend: str | Backend) -> str | Backend:

@@ -248,7 +248,7 @@ class _Pass(torch.autograd.Function):
                 else:
                     torch.bmm(lower, change, out=below)
                 change = torch.ops.aten.threshold_backward.grad_input(below, values, 0, grad_input=below)
-            if not neighbours:
+            if isinstance(block.rows, Tensor):
                 grad.index_copy_(0, block.rows, own_grad)
 
         def compute_all(part: Sequence[tuple[Piece, int]]) -> None:

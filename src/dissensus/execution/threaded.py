@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import once_differentiable
+from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
@@ -214,7 +215,7 @@ class _Members:
             if node.op == "placeholder":
                 values[node] = x.clone() if self.plan.writes_to_input else x
                 continue
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             for before in dead:
                 del values[before]
             if node.op == "output":

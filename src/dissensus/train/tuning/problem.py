@@ -16,7 +16,7 @@ from dissensus.data.batches import as_pair, is_source
 from dissensus.data.splits import Split
 from dissensus.objectives.declaration import argument, declaration, hyperparameters, unset_parameters
 from dissensus.randomness import seeded
-from dissensus.train.grid import FOLD, PER_RUN, SEEDS, SHAPES, free_parameters
+from dissensus.train.grid import FOLD, PER_RUN, SEEDS, SHAPES, SHARED, free_parameters
 from dissensus.train.trained_loss import trained_loss
 from dissensus.train.tuning.scoring import Scorer
 from dissensus.train.tuning.space import Axis, point_of, space_of
@@ -74,7 +74,7 @@ class Problem:
         judged: bool,
     ) -> "Problem":
         """Check everything before anything is trained."""
-        known = [*PER_RUN, *SHAPES, *hyperparameters(objective), *free_parameters(build)]
+        known = [*PER_RUN, *SHARED, *SHAPES, *hyperparameters(objective), *free_parameters(build)]
         axes = space_of(space, known, (*SEEDS, FOLD))
         x, y = _pair(build, data, axes)
         if not isinstance(validation, Split):

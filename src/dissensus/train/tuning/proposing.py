@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dissensus.fingerprint import fingerprint
 from dissensus.randomness import Use, derived_seed
 from dissensus.train.tuning.space import Space
 
@@ -97,9 +98,20 @@ def store(space: Space, seen: Sequence[Seen], points: Sequence[Mapping[str, Any]
                 distributions=_distributions(space),
                 value=value if math.isfinite(value) else None,
                 state=optuna.trial.TrialState.COMPLETE if math.isfinite(value) else optuna.trial.TrialState.FAIL,
-                user_attrs={"search": search, "number": one.number, "epochs": epoch, "settings": settings},
+                user_attrs={
+                    "search": search,
+                    "space": _key(space),
+                    "number": one.number,
+                    "epochs": epoch,
+                    "settings": settings,
+                },
             )
         )
+
+
+def _key(space: Space) -> str:
+    """What distinguishes a space from others with the same names: places within ranges mean other numbers there."""
+    return fingerprint([(axis.name, axis.choices, axis.distribution) for axis in space], opaque=[])
 
 
 def _stored(space: Space, storage: Any, search: str) -> list[tuple[Parameters, float]]:
@@ -108,11 +120,11 @@ def _stored(space: Space, storage: Any, search: str) -> list[tuple[Parameters, f
         return []
     optuna = _optuna()
     study = optuna.create_study(storage=storage, study_name=_STUDY, load_if_exists=True)
-    distributions = _distributions(space)
+    key = _key(space)
     return [
         (dict(trial.params), float(trial.value))
         for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-        if trial.user_attrs.get("search") != search and trial.distributions == distributions and trial.value is not None
+        if trial.user_attrs.get("search") != search and trial.user_attrs.get("space") == key and trial.value is not None
     ]
 
 

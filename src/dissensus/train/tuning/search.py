@@ -5,8 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dissensus.fingerprint import fingerprint
+from torch import Tensor
+
+from dissensus import calls
+from dissensus.fingerprint import digest, fingerprint
 from dissensus.storage import Formats, StorageError, make_folder, read_record, write_record
+from dissensus.train.grid import key_of
 from dissensus.train.history import OnProgress
 from dissensus.train.sweeping import sweep
 from dissensus.train.tuning.brackets import Bracket, bracket_of, halving, hyperband, most_halvings
@@ -28,6 +32,8 @@ from dissensus.train.tuning.space import all_parameters, point_of, size_of
 
 FORMATS = Formats()
 """Of the file of proposals."""
+_OF_THE_MACHINE = ("callbacks", "checkpoint_seconds", "cluster", "device", "max_memory")
+"""Settings that do not decide what a search finds."""
 
 
 class Search:
@@ -38,7 +44,7 @@ class Search:
     ) -> None:
         self.problem, self.folder, self.resume = problem, folder, resume
         self.storage, self.progress = storage, progress
-        self.judging = Judging(problem, audit_settings(problem.scorer.known))
+        self.judging = Judging(problem, audit_settings(problem.scorer.known, problem.scorer.targets))
         self.entries = self.judging.entries
         self.rungs: list[Bracket] = []
         self.identity = self._identity()
@@ -88,7 +94,7 @@ class Search:
 
     def _exhausted(self) -> bool:
         points = size_of(self.problem.space)
-        proposed = {repr(entry.point) for entry in self.entries if entry.parameters is not None}
+        proposed = {key_of(entry.point) for entry in self.entries if entry.parameters is not None}
         return points is not None and len(proposed) >= points
 
     def _spent_epochs(self) -> float:
@@ -119,10 +125,10 @@ class Search:
             drawn = proposed_parameters(
                 problem.space, count, seen, sizes.seed, number, self.storage, self.identity["search"]
             )
-        known = {repr(entry.point) for entry in self.entries}
+        known = {key_of(entry.point) for entry in self.entries}
         fresh: list[Parameters] = []
         for parameters in drawn:
-            point = repr(point_of(problem.space, parameters))
+            point = key_of(point_of(problem.space, parameters))
             if point not in known:
                 known.add(point)
                 fresh.append(parameters)
@@ -160,8 +166,11 @@ class Search:
             "rows": problem.rows,
             "metric": problem.scorer,
             "audit": problem.judged,
+            "build": problem.build,
+            "data": digest(*calls.tensors(problem.x), problem.y),
+            "settings": sorted((name, v) for name, v in problem.settings.items() if name not in _OF_THE_MACHINE),
         }
-        each = {name: fingerprint(value) for name, value in parts.items()}
+        each = {name: fingerprint(value, opaque=[]) for name, value in parts.items()}
         return {**each, "search": fingerprint(sorted(each.items()))}
 
     def _stored_proposals(self) -> list[list[Parameters]]:
@@ -253,10 +262,15 @@ class Search:
         for split in range(sizes.splits):
             numbers = [number for number, key in enumerate(keys) if key.split == split]
             outputs = outputs_of(swept, numbers, problem.inputs(split, "test"))
-            targets = problem.targets(split, "test").cpu()
+            targets, class_weights = problem.targets(split, "test").cpu(), self._class_weights(split)
             for number in numbers:
-                by_number[keys[number].candidate].scores[keys[number]] = problem.scorer.of(outputs[number], targets)
+                score = problem.scorer.of(outputs[number], targets, class_weights)
+                by_number[keys[number].candidate].scores[keys[number]] = score
         self.entries += entries
+
+    def _class_weights(self, split: int) -> Tensor | None:
+        """The weight of every class in the test loss of a split, as in its training."""
+        return self.problem.scorer.class_weights(self.problem.targets(split, "train").cpu())
 
     def _seed(self, key: RunKey) -> int:
         """Runs of one split and number start alike for all candidates."""
@@ -268,4 +282,4 @@ class Search:
 
 
 def _sorted(point: Mapping[str, Any]) -> str:
-    return repr(sorted((name, float(v) if isinstance(v, int | float) else v) for name, v in point.items()))
+    return key_of({name: float(v) if isinstance(v, int | float) else v for name, v in point.items()})
