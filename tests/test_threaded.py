@@ -224,3 +224,15 @@ def test_one_core_and_one_member_run_in_turn():
     body = ds.Ensemble(NETWORKS["blocks"], 1, backend="threads").body
     outputs = body.run(body.packed().requires_grad_(), torch.randn(B, 1, 12, 12))
     assert outputs.shape == (1, B, 3)
+
+
+def test_auto_measures_threads_for_passes_that_they_have_a_way_for():
+    x, y = image_data()
+    ens = ds.Ensemble(NETWORKS["blocks"], M)
+    ens(x.float())
+    assert "threads" not in ens.choices[0].milliseconds, "gradients of stacked tensors are the loop's"
+    ds.fit(ens, (x.float(), y), cross_entropy, epochs=1, batch_size=B)
+    assert "threads" in ens.choices[-1].milliseconds
+    with torch.no_grad():
+        ens.eval()(x.float())
+    assert "threads" in ens.choices[-1].milliseconds

@@ -19,7 +19,7 @@ from dissensus.execution.compilation import (
 )
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
-from dissensus.execution.threaded import run_threads
+from dissensus.execution.threaded import run_threads, suits_threads
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import run_wide
@@ -46,6 +46,8 @@ class Backend:
             loop runs where they raise an error.
         on_cuda_only: Whether ``backend="auto"`` measures it on a GPU only.
         on_cpu_only: Whether ``backend="auto"`` measures it on a CPU only.
+        suits: Whether it has a way of its own for a pass, by weights and inputs. Where it would do what the loop does,
+            ``"auto"`` does not measure it. None: for every pass.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Backend:
     takes_every_network: bool = False
     on_cuda_only: bool = False
     on_cpu_only: bool = False
+    suits: Callable[[Weights, NetworkInputs], bool] | None = None
 
 
 LOOP = Backend("loop", run_loop, takes_every_network=True)
@@ -64,7 +67,7 @@ BACKENDS: dict[str, Backend] = {
         LOOP,
         Backend("batched", run_products),
         Backend("vmap", run_vmapped),
-        Backend("threads", run_threads, on_cpu_only=True),
+        Backend("threads", run_threads, on_cpu_only=True, suits=suits_threads),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
     )
 }

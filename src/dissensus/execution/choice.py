@@ -228,14 +228,20 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
 
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
     """
+    on_cuda = first_tensor(trial.x).is_cuda
+    suitable = [  # found here, because a backend may suit passes with gradients and others differently
+        name
+        for name, backend in BACKENDS.items()
+        if not (backend.on_cpu_only if on_cuda else backend.on_cuda_only)
+        and (backend.suits is None or backend.suits(trial.weights, trial.x))
+    ]
     with torch.no_grad(), tf32(on=False):
         (reference, buffers), (repeated, _) = trial.outputs(LOOP.run), trial.outputs(LOOP.run)
         repeatable = torch.equal(reference, repeated)
         candidates, refused = [LOOP.name], {}
         most = max(tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
-            on_cuda = first_tensor(trial.x).is_cuda
-            if backend is LOOP or (backend.on_cpu_only if on_cuda else backend.on_cuda_only):
+            if backend is LOOP or name not in suitable:
                 continue
             try:
                 output, written = trial.outputs(backend.run)

@@ -497,6 +497,8 @@ class StackedMembers(nn.Module):
         lowered = [str(torch.get_autocast_dtype(device)), isinstance(weights, Packed)] if autocast else []
         compiles = self.training and both_ways and self._may_compile()
         how = [*lowered, *(["compiled"] if compiles else [])]
+        if both_ways and device == "cpu" and not isinstance(weights, Packed):
+            how.append("gradients of stacked tensors")  # for which other backends are measured
         mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *how, *calls.form(x))
         if mode not in self.choices or mode in self._outdated:
             self._outdated.discard(mode)

@@ -75,7 +75,7 @@ def run_threads(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
     if x.device.type != "cpu":
         raise Unsupported("threads are for a CPU")
     plan = skeleton.once(_plan)
-    if not _is_plain(weights, x):
+    if not suits_threads(weights, x):
         return run_loop(skeleton, weights, buffers, x, per_member)
     members = _Members(plan, buffers, per_member)
     if isinstance(weights, Packed) and weights.flat.requires_grad and torch.is_grad_enabled():
@@ -85,9 +85,9 @@ def run_threads(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
         return torch.stack(side_by_side([partial(members.outputs, i, own(i), x) for i in range(len(weights))]))
 
 
-def _is_plain(weights: Weights, x: Tensor) -> bool:
+def suits_threads(weights: Weights, x: NetworkInputs) -> bool:
     """Whether a pass has gradients of packed weights alone, or none, and nothing that other threads would not see."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if not isinstance(x, Tensor) or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     if any(is_functorch_wrapped_tensor(tensor) for tensor in (x, *weights.tensors())):
         return False
