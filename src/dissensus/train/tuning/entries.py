@@ -45,8 +45,12 @@ class Entry:
 
     def finished(self, contest: int) -> bool:
         """Whether it was left in a contest to the end, without a run that failed."""
-        failed = any(self.swept.outcomes[run].status == "failed" for run in self.runs(contest))
-        return self.number in self.contest.finalists(contest) and not failed and math.isfinite(self.value(contest))
+        left = self.number in self.contest.finalists(contest)
+        return left and not self.failed(contest) and math.isfinite(self.value(contest))
+
+    def failed(self, contest: int = OVERALL) -> bool:
+        """Whether one of its runs has failed."""
+        return any(self.swept.outcomes[run].status == "failed" for run in self.runs(contest))
 
     def by_split(self, contest: int, until: int | None = None) -> dict[int, list[float]]:
         """The best values of its runs, split by split, in the order of seeds."""

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -71,13 +70,8 @@ class Judging:
         whole = [entry for entry in self.entries if entry.independent and entry.finished(contest)]
         return min(whole, key=lambda entry: (entry.value(contest), entry.number), default=None)
 
-    def _is_collusive(self, entry: Entry, contest: int) -> bool:
-        keys = [entry.contest.runs[number] for number in entry.runs(contest)]
-        return mostly_collusive([entry.verdicts[key] for key in keys if key in entry.verdicts])
-
-    def choice(self, contest: int) -> Entry:
-        """The choice of a contest."""
-        reference = self.reference(contest)
+    def best_interacting(self, contest: int) -> Entry | None:
+        """The best candidate of a contest whose members interact, beside those that are set aside."""
         others = [
             entry
             for entry in self.entries
@@ -85,11 +79,20 @@ class Judging:
             and entry.finished(contest)
             and not (self.problem.judged and self._is_collusive(entry, contest))
         ]
-        best = min(others, key=lambda entry: (entry.value(contest), entry.number), default=None)
+        return min(others, key=lambda entry: (entry.value(contest), entry.number), default=None)
+
+    def _is_collusive(self, entry: Entry, contest: int) -> bool:
+        keys = [entry.contest.runs[number] for number in entry.runs(contest)]
+        return mostly_collusive([entry.verdicts[key] for key in keys if key in entry.verdicts])
+
+    def choice(self, contest: int) -> Entry:
+        """The choice of a contest."""
+        reference = self.reference(contest)
+        best = self.best_interacting(contest)
         if best is None and reference is None:
             raise RuntimeError(
-                "no candidate was trained to the end: each has a run whose loss is not finite. Use smaller learning "
-                "rates or clip_norm."
+                f"no candidate was trained to the end: each has a run whose {self.problem.scorer.name} is not finite. "
+                "Use smaller learning rates or clip_norm."
             )
         if best is None:
             assert reference is not None
@@ -98,7 +101,7 @@ class Judging:
             return best
         return reference if is_tie(_advantages(best, reference, contest)) else best
 
-    def result(self, brackets: Sequence[Bracket], started: float) -> Tuned:
+    def result(self, brackets: Sequence[Bracket], seconds: float) -> Tuned:
         """The choice, and what it gains."""
         problem, sizes = self.problem, self.problem.sizes
         chosen, reference = self.choice(OVERALL), self.reference(OVERALL)
@@ -117,7 +120,7 @@ class Judging:
             run_epochs=run_epochs(self.entries),
             full_run_epochs=sum(len(entry.runs(OVERALL)) for entry in self.entries) * sizes.epochs,
             examples=run_epochs(self.entries) * len(problem.rows[0].train),
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
         )
         first = problem.rows[0]
         return Tuned(
@@ -190,14 +193,13 @@ class Judging:
         test, members = mean([score.ensemble for score in scores]), mean([score.members for score in scores])
         epochs = entry.epochs()
         whole = entry.finished(OVERALL)
-        failed = any(entry.swept.outcomes[run].status == "failed" for run in entry.runs(OVERALL))
         status: Any = (
             "chosen"
             if entry is chosen
             else "reference"
             if entry is reference
             else "failed"
-            if failed or not math.isfinite(value)
+            if entry.failed() or not math.isfinite(value)
             else "collusive"
             if whole and self.problem.judged and self._is_collusive(entry, OVERALL)
             else "finalist"
@@ -239,6 +241,8 @@ class Judging:
         key = chosen.contest.runs[run]
         problem = self.problem
         outputs = outputs_of(chosen.swept, [run], problem.inputs(key.split, "test"))[run]
+        if not bool(outputs.isfinite().all()):
+            return None
         known: Tensor | None = None
         if reference is not None:
             others = [n for n in reference.runs(OVERALL) if reference.contest.runs[n].split == key.split]

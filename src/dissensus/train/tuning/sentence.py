@@ -52,7 +52,7 @@ def gain_words(gain: Gain | None, scorer: Scorer) -> str:
     '0.2 points lower accuracy than independent training (−0.5 to 0.9)'
     """
     if gain is None:
-        return f"no gain in {scorer.name} could be measured"
+        return f"no gain in {scorer.name} could be measured, since it is not finite on test rows"
     better, worse = ("lower", "higher") if scorer.mode == "min" else ("higher", "lower")
     flipped = gain.value < 0
     low, high = (-gain.high, -gain.low) if flipped else (gain.low, gain.high)
