@@ -224,6 +224,37 @@ def test_a_search_in_which_all_diverge_says_so():
         tune(space={"beta": [0.5], "lr": [1e30, 1e35]}, lr=None, optimizer="sgd")
 
 
+def test_candidates_are_ahead_of_the_reference_split_by_split_after_as_many_epochs():
+    tuned = tune(epochs=9, splits=3, seeds=1)
+    assert tuned.independent is not None
+    own = dict(tuned.independent.curve)
+    for candidate in tuned.candidates:
+        assert len(candidate.by_split) == 3
+        assert candidate.value == pytest.approx(sum(candidate.by_split) / 3)
+        assert candidate.ahead == pytest.approx(own[candidate.epochs] - candidate.value, abs=1e-9)
+    whole = [candidate for candidate in tuned.candidates if candidate.epochs == 9 and not candidate.independent]
+    for candidate in whole:
+        pairs = zip(candidate.by_split, tuned.independent.by_split, strict=True)
+        differences = torch.tensor([b - a for a, b in pairs], dtype=torch.float64)
+        assert candidate.ahead_error == pytest.approx(float(differences.std()) / math.sqrt(3))
+        assert candidate.ahead_error < candidate.standard_error  # what is hard in a split is hard for all
+    assert whole
+    upwards = tune(metric=lambda outputs, targets: -float((outputs.mean(0) - targets).square().mean()), mode="max")
+    assert upwards.best.ahead >= 0
+    assert any(candidate.ahead > 0 for candidate in upwards.candidates) == (not upwards.best.independent)
+
+
+def test_the_page_tells_the_gain_whatever_was_chosen():
+    pytest.importorskip("matplotlib")
+    tuned = tune(space={"beta": [1e-7]})
+    assert "All of them chose independent training" in tuned.page()
+    chosen = tune(metric=spread, mode="min", allow_collusive=True, epochs=6)
+    text = chosen.page().replace("&nbsp;", " ")
+    assert "It is " in text
+    assert chosen.sentence.split(": ")[1].split(")")[0] in text
+    assert "members&#x27; spread beyond the ensemble" in text or "members' spread beyond the ensemble" in text
+
+
 def test_the_frontier_holds_what_nothing_beats_in_error_and_diversity():
     tuned = tune(factor=100.0)  # nothing is dropped
     whole = [candidate for candidate in tuned.candidates if candidate.epochs == 4]

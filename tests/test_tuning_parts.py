@@ -420,10 +420,10 @@ def test_the_sentence_without_interaction_or_without_a_reference():
 
 
 def test_losses_of_a_choice_are_called_by_their_name():
-    words = gain_words(Gain(-0.2, -0.9, 0.5, "%"), LOSS)
+    words = gain_words(Gain(-0.2, -0.9, 0.5, "%"), "loss", "min")
     assert words == "0.2 % higher loss than independent training (−0.5 to 0.9)"
-    assert gain_words(Gain(1.5, 1.0, 2.0, "points"), SHARE).startswith("1.5 points higher accuracy")
-    assert "no interval" in gain_words(Gain(1.5, math.nan, math.nan, "%"), LOSS)
+    assert gain_words(Gain(1.5, 1.0, 2.0, "points"), "accuracy", "max").startswith("1.5 points higher accuracy")
+    assert "no interval" in gain_words(Gain(1.5, math.nan, math.nan, "%"), "loss", "min")
 
 
 def test_a_candidate_with_a_run_that_failed_makes_room_for_others():

@@ -192,6 +192,9 @@ class Judging:
         scores = [entry.scores[entry.contest.runs[run]] for run in entry.runs(OVERALL)]
         test, members = mean([score.ensemble for score in scores]), mean([score.members for score in scores])
         epochs = entry.epochs()
+        ahead, ahead_error = math.nan, math.nan
+        if reference is not None and math.isfinite(value):
+            ahead, ahead_error = mean_and_error(_advantages(entry, reference, OVERALL, until))
         whole = entry.finished(OVERALL)
         status: Any = (
             "chosen"
@@ -221,6 +224,9 @@ class Judging:
             test=test if until is None else math.nan,
             members=members if until is None else math.nan,
             diversity=sign * (members - test) if until is None else math.nan,
+            ahead=ahead if math.isfinite(ahead) else math.nan,
+            ahead_error=ahead_error if math.isfinite(ahead) else math.nan,
+            by_split=[sign * number if math.isfinite(number) else math.nan for number in means],
             verdicts=dict(Counter(entry.verdicts.values())),
             curve=[(epoch, number) for epoch, number in curve if math.isfinite(number)],
         )
@@ -262,9 +268,12 @@ def _axis_text(axis: Axis) -> Any:
     return json.loads(json.dumps(list(axis.choices), default=str)) if axis.choices else str(axis.distribution)
 
 
-def _advantages(best: Entry, reference: Entry, contest: int) -> list[float]:
-    """By how much a candidate is better than independent training: one number per split, or per seed of one split."""
-    own, other = best.by_split(contest), reference.by_split(contest)
+def _advantages(entry: Entry, reference: Entry, contest: int, until: int | None = None) -> list[float]:
+    """By how much a candidate is better than independent training: one number per split, or per seed of one split.
+
+    Both are taken up to an epoch, if one is given.
+    """
+    own, other = entry.by_split(contest, until), reference.by_split(contest, until)
     if len(own) > 1:
         return [mean(other[split]) - mean(own[split]) for split in own]
     return [b - a for split in own for a, b in zip(own[split], other[split], strict=True)]
