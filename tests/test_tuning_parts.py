@@ -407,6 +407,12 @@ def test_the_sentence_of_independent_training_names_what_was_set_aside():
     best, bad = candidate(0, "chosen", True, beta=0), candidate(1, "collusive", beta=1.0)
     text = sentence_of(best, best, [best, bad], Gain(0, 0, 0, "%"), 0.0, "redundant", LOSS)
     assert text == ("nothing beats independent training here (β = 1 is collusive and was set aside), audit redundant")
+    flattered = candidate(2, "finalist", beta=0.5)
+    text = sentence_of(best, best, [best, bad, flattered], Gain(-1, -2, 0, "%"), 0.0, None, LOSS, flattered)
+    assert text == (
+        "nothing beats independent training here (β = 0.5 looked better on validation rows, but not on test rows; "
+        "β = 1 is collusive and was set aside)"
+    )
 
 
 def test_the_sentence_without_interaction_or_without_a_reference():

@@ -31,16 +31,18 @@ def sentence_of(
     if reference is None:
         return f"{best.name}: {scorer.name} {significant(best.value)}; independent training diverged{audited}"
     if best.independent:
-        flattered = ""
+        notes = [*_set_aside(aside)]
         if only_in_validation is not None:
-            flattered = f" ({only_in_validation.name} looked better on validation rows, but not on test rows)"
-        return f"nothing beats independent training here{flattered}{_set_aside(aside)}{audited}"
+            notes.insert(0, f"{only_in_validation.name} looked better on validation rows, but not on test rows")
+        return f"nothing beats independent training here{_in_brackets(notes)}{audited}"
     members = ""
     if math.isfinite(member_change):
         amount, unit = f"{abs(member_change):.2g}", "points" if scorer.share else "%"
         way = "worse" if member_change > 0 else "better"
         members = ", members as good" if float(amount) == 0 else f", members {amount} {unit} {way}"
-    return f"{best.name}: {gain_words(gain, scorer.name, scorer.mode)}{members}{audited}{_set_aside(aside)}"
+    return (
+        f"{best.name}: {gain_words(gain, scorer.name, scorer.mode)}{members}{audited}{_in_brackets(_set_aside(aside))}"
+    )
 
 
 def gain_words(gain: Gain | None, metric: str, mode: str) -> str:
@@ -67,9 +69,11 @@ def _number(value: float) -> str:
     return text.replace("-", "−") if not text.startswith("-0") or float(text) else "0"
 
 
-def _set_aside(candidates: Sequence[Candidate]) -> str:
-    if not candidates:
-        return ""
+def _set_aside(candidates: Sequence[Candidate]) -> list[str]:
     if len(candidates) == 1:
-        return f" ({candidates[0].name} is collusive and was set aside)"
-    return f" ({len(candidates)} candidates are collusive and were set aside)"
+        return [f"{candidates[0].name} is collusive and was set aside"]
+    return [f"{len(candidates)} candidates are collusive and were set aside"] if candidates else []
+
+
+def _in_brackets(notes: Sequence[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""
