@@ -33,7 +33,7 @@ FORMATS = Formats()
 """Of the file of proposals."""
 _TRIES = 20
 """Random candidates for each that is wanted, in a space where many are known already."""
-_SECONDS = 5.0
+_SECONDS = 1.0
 """Between two notes of the time."""
 _WHERE = ("callbacks", "device", "backend", "max_memory", "padding", "checkpoint_seconds", "deterministic")
 """Settings that do not decide what a search finds, but for rounding."""
