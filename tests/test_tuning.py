@@ -13,6 +13,7 @@ from dissensus.axes import LossParts
 from dissensus.objectives import Declaration
 from dissensus.storage import read_record, write_record
 from dissensus.train import Range
+from dissensus.train.tuning.judging import Judging
 from dissensus.train.tuning.search import FORMATS
 from dissensus.train.tuning.splitting import repeated_splits
 
@@ -364,6 +365,27 @@ def test_the_reference_is_trained_with_the_learning_rate_of_the_best():
     assert {"beta": 0, "lr": best.point["lr"]} in [c.point for c in tuned.candidates if c.independent and c.epochs == 4]
     assert tuned.gain is not None
     assert abs(tuned.gain.value) < 10
+
+
+def test_the_reference_is_that_of_the_best_which_is_not_set_aside(monkeypatch):
+    pytest.importorskip("optuna")
+    judge, aside = Judging.judge_finalists, []
+
+    def judged(judging):
+        """The audit, which sets the best candidate aside."""
+        judge(judging)
+        if not aside:
+            aside.append(judging.best_interacting(-1))
+            aside[0].verdicts = dict.fromkeys(aside[0].verdicts, "collusive")
+
+    monkeypatch.setattr(Judging, "judge_finalists", judged)
+    space = {"beta": [0.5, 0.6], "lr": Range(1e-4, 1e-1, log=True)}
+    tuned = tune(space=space, lr=None, budget=9, seeds=1, seed=3)
+    others = [c for c in tuned.candidates if not c.independent and c.status in ("chosen", "finalist")]
+    best = min(others, key=lambda candidate: candidate.value)
+    whole = [c.point for c in tuned.candidates if c.independent and c.epochs == 4]
+    assert {"beta": 0, "lr": best.point["lr"]} in whole
+    assert {"beta": 0, "lr": aside[0].point["lr"]} in whole
 
 
 class Break:

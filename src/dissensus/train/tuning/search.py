@@ -1,5 +1,6 @@
 """A search under way: brackets, proposals, stacked trainings, and the files that keep them."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,8 +72,11 @@ class Search:
                 proposed = [entry for entry in self.entries if entry.parameters is not None]
                 seen = [self._seen(entry) for entry in proposed]
                 self.store.keep(self.problem.space, seen, [entry.point for entry in proposed])
-        self._train_references()
-        self.judging.judge_finalists()
+        for number in itertools.count():
+            trained = self._train_references(number)
+            self.judging.judge_finalists()  # it may set the best aside, so that another is the best
+            if number and not trained:
+                return
 
     def _opened(self, storage: Any) -> Store:
         """The storage, which is tried before anything is trained."""
@@ -258,11 +262,14 @@ class Search:
             self._train(independent, own, problem.separate, f"independent-{number:03d}")
         self._train(entries, bracket, problem.objective, f"bracket-{number:03d}")
 
-    def _train_references(self) -> None:
-        """Train independent versions of the best candidates, so that no gain is due to a learning rate or a width."""
+    def _train_references(self, number: int) -> bool:
+        """Train independent versions of the best candidates, so that no gain is due to a learning rate or a width.
+
+        Returns whether any was missing.
+        """
         problem, sizes = self.problem, self.problem.sizes
         if problem.all_independent or not problem.other_axes:
-            return
+            return False
         independent = [entry for entry in self.entries if entry.independent]
         missing: dict[str, dict[str, Any]] = {}
         for contest in (OVERALL, *range(sizes.splits)):
@@ -277,7 +284,8 @@ class Search:
         if missing:
             entries = [Entry(0, point, None, True, len(self.proposals)) for point in missing.values()]
             bracket = halving(len(entries), sizes.epochs, sizes.factor, sizes.first_rung)
-            self._train(entries, bracket, problem.separate or problem.objective, "independent-last")
+            self._train(entries, bracket, problem.separate or problem.objective, f"reference-{number:03d}")
+        return bool(missing)
 
     def _train(self, entries: list[Entry], bracket: Bracket, objective: Any, name: str) -> None:
         """Train candidates as one sweep, in which they compete."""
