@@ -380,7 +380,7 @@ def test_the_reference_is_that_of_the_best_which_is_not_set_aside(monkeypatch):
 
     monkeypatch.setattr(Judging, "judge_finalists", judged)
     space = {"beta": [0.5, 0.6], "lr": Range(1e-4, 1e-1, log=True)}
-    tuned = tune(space=space, lr=None, budget=9, seeds=1, seed=3)
+    tuned = tune(space=space, lr=None, budget=9, splits=1, seeds=1, seed=1)
     others = [c for c in tuned.candidates if not c.independent and c.status in ("chosen", "finalist")]
     best = min(others, key=lambda candidate: candidate.value)
     whole = [c.point for c in tuned.candidates if c.independent and c.epochs == 4]
