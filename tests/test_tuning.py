@@ -388,6 +388,27 @@ def test_the_reference_is_that_of_the_best_which_is_not_set_aside(monkeypatch):
     assert {"beta": 0, "lr": aside[0].point["lr"]} in whole
 
 
+def test_where_the_last_candidate_is_set_aside_the_next_in_line_is_trained(monkeypatch):
+    """A candidate may turn collusive after the last rung; independent training must not win by that."""
+    judge, aside = Judging.judge_finalists, []
+
+    def judged(judging):
+        """The audit, which sets all aside that were left at first."""
+        judge(judging)
+        if not aside:
+            aside.extend(entry for entry in judging.entries if not entry.independent and entry.finished(-1))
+            for entry in aside:
+                entry.verdicts = dict.fromkeys(entry.verdicts, "collusive")
+
+    monkeypatch.setattr(Judging, "judge_finalists", judged)
+    tuned = tune(space={"beta": [0.3, 0.6, 0.9]}, metric=spread, mode="min", epochs=9, splits=1)
+    assert [entry.point["beta"] for entry in aside] == [0.9]
+    ends = {c.point["beta"]: c.status for c in tuned.candidates if c.epochs == 9 and not c.independent}
+    assert ends == {0.9: "collusive", 0.6: "chosen"}
+    assert tuned.choices == [{"beta": 0.6}]
+    assert len(tuned.settings["brackets"]) == 1
+
+
 class Break:
     """Interrupts a training at an epoch of one of the shapes."""
 

@@ -1,7 +1,7 @@
 """Candidates in training and after it, and the outputs of their runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +63,15 @@ class Entry:
         """Epochs of its runs."""
         return [len(self.swept.history(run).epochs) for run in self.runs(OVERALL)]
 
-    def left_at(self) -> int | None:
-        """The rung at which it left the contest over all splits; None if it did not. Runs may go on for their split."""
+    def left_at(self, contest: int = OVERALL) -> int | None:
+        """The rung at which it left a contest; None if it did not. Runs may go on for another one."""
         rungs = zip(self.contest.rungs, self.contest.left, strict=False)
-        return next((rung for rung, left in rungs if self.number not in left[OVERALL]), None)
+        return next((rung for rung, left in rungs if self.number not in left[contest]), None)
+
+
+def canonical(point: Mapping[str, Any]) -> str:
+    """The same text for equal points, in whatever order: 0 and 0.0 are one number."""
+    return repr(sorted((name, float(v) if isinstance(v, int | float) else v) for name, v in point.items()))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from dissensus.auditing import Audit, audit
 from dissensus.train.tuning.brackets import Bracket
 from dissensus.train.tuning.choosing import Gain, gain_of, is_tie, mean_and_error
 from dissensus.train.tuning.contest import OVERALL, Outputs, mostly_collusive
-from dissensus.train.tuning.entries import Entry, mean, outputs_of, run_epochs
+from dissensus.train.tuning.entries import Entry, canonical, mean, outputs_of, run_epochs
 from dissensus.train.tuning.problem import Problem
 from dissensus.train.tuning.records import Candidate, Spent
 from dissensus.train.tuning.result import Tuned
@@ -80,6 +80,22 @@ class Judging:
             and not (self.problem.judged and self._is_collusive(entry, contest))
         ]
         return min(others, key=lambda entry: (entry.value(contest), entry.number), default=None)
+
+    def all_set_aside(self, contest: int) -> bool:
+        """Whether the audit has set aside every candidate that was left in a contest."""
+        left = [entry for entry in self.entries if not entry.independent and entry.finished(contest)]
+        return bool(left) and self.best_interacting(contest) is None
+
+    def next_in_line(self, contest: int) -> Entry | None:
+        """The candidate that came farthest in a contest without being left to its end; of several the best."""
+        known = {canonical(entry.point) for entry in self.entries if entry.finished(contest)}
+        line: list[tuple[int, float, int, Entry]] = []
+        for entry in self.entries:
+            rung = entry.left_at(contest)
+            if rung is None or entry.independent or entry.failed(contest) or canonical(entry.point) in known:
+                continue
+            line.append((-rung, entry.contest.value(entry.number, contest, rung), entry.number, entry))
+        return min(line, key=lambda place: place[:3], default=(0, 0.0, 0, None))[3]
 
     def _is_collusive(self, entry: Entry, contest: int) -> bool:
         keys = [entry.contest.runs[number] for number in entry.runs(contest)]

@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dissensus.train.history import OnProgress
 from dissensus.train.sweeping import sweep
 from dissensus.train.tuning.brackets import Bracket, bracket_of, halving, hyperband, most_halvings
 from dissensus.train.tuning.contest import OVERALL, Contest, RunKey
-from dissensus.train.tuning.entries import Entry, outputs_of, run_epochs
+from dissensus.train.tuning.entries import Entry, canonical, outputs_of, run_epochs
 from dissensus.train.tuning.judging import Judging
 from dissensus.train.tuning.problem import Problem
 from dissensus.train.tuning.proposing import (
@@ -32,6 +32,8 @@ from dissensus.train.tuning.space import all_parameters, point_of, size_of
 
 FORMATS = Formats()
 """Of the file of proposals."""
+_CHANCES = 3
+"""How often the next in line is trained where all that were left are set aside."""
 _TRIES = 20
 """Random candidates for each that is wanted, in a space where many are known already."""
 _SECONDS = 1.0
@@ -73,9 +75,10 @@ class Search:
                 seen = [self._seen(entry) for entry in proposed]
                 self.store.keep(self.problem.space, seen, [entry.point for entry in proposed])
         for number in itertools.count():
+            again = bool(number) and number <= _CHANCES and self._train_next(number)
             trained = self._train_references(number)
             self.judging.judge_finalists()  # it may set the best aside, so that another is the best
-            if number and not trained:
+            if number and not trained and not again:
                 return
 
     def _opened(self, storage: Any) -> Store:
@@ -262,6 +265,24 @@ class Search:
             self._train(independent, own, problem.separate, f"independent-{number:03d}")
         self._train(entries, bracket, problem.objective, f"bracket-{number:03d}")
 
+    def _train_next(self, number: int) -> bool:
+        """Train the next in line to the end where the audit has set aside all that were left.
+
+        Otherwise independent training would win wherever the last candidate turns collusive after the last rung.
+        Returns whether there were any.
+        """
+        judging = self.judging
+        contests = [OVERALL] if judging.all_set_aside(OVERALL) else range(self.problem.sizes.splits)
+        points: dict[str, dict[str, Any]] = {}
+        for contest in contests:
+            if judging.all_set_aside(contest) and (entry := judging.next_in_line(contest)) is not None:
+                points.setdefault(canonical(entry.point), entry.point)
+        if points:
+            entries = [Entry(0, point, None, False, len(self.proposals)) for point in points.values()]
+            bracket = Bracket((len(entries),), (self.problem.sizes.epochs,))
+            self._train(entries, bracket, self.problem.objective, f"next-{number:03d}")
+        return bool(points)
+
     def _train_references(self, number: int) -> bool:
         """Train independent versions of the best candidates, so that no gain is due to a learning rate or a width.
 
@@ -328,7 +349,7 @@ class Search:
             progress=self.progress,
             **{**own, **problem.settings, "callbacks": listeners},
         )
-        if problem.all_independent or not all(entry.independent for entry in entries):
+        if name.startswith("bracket"):
             self.rungs.append(bracket)
         self._write()
         for entry in entries:
@@ -363,8 +384,3 @@ class _Clock:
         if time.monotonic() - self.last > _SECONDS:
             self.write()
             self.last = time.monotonic()
-
-
-def canonical(point: Mapping[str, Any]) -> str:
-    """The same text for equal points, in whatever order: 0 and 0.0 are one number."""
-    return repr(sorted((name, float(v) if isinstance(v, int | float) else v) for name, v in point.items()))
