@@ -272,17 +272,17 @@ def classes() -> list[Any]:
 def tuning() -> list[Any]:
     """The loss over β on three data sets, from the benchmark of `ds.tune`."""
     stored = BENCHMARKS / "tuning.json"
-    rows = {(row["set"], row["seed"]): row for row in json.loads(stored.read_text())["rows"] if row["space"] == "β"}
+    rows = {(row["name"], row["seed"]): row for row in json.loads(stored.read_text())["rows"] if row["space"] == "β"}
     drawn: list[Any] = []
-    for name in ("bioconcentration", "weather", "fashion-mnist"):
-        grid = rows[name, 0]["grid"]
-        candidates = sorted(grid["candidates"], key=lambda candidate: candidate["point"]["beta"])
+    for name in ("weather", "abalone", "digits"):
+        row = rows[name, 0]
+        candidates = sorted(row["grid"]["candidates"], key=lambda candidate: candidate["point"]["beta"])
         base = candidates[0]["value"]
         points: list[tuning_figures.SettingPoint] = []
         for candidate in candidates:
-            value, error = candidate["value"] / base, candidate["standard_error"] / base
+            value, error = candidate["value"] / base, candidate["ahead_error"] / base
             status = candidate["status"] if candidate["status"] in ("reference", "collusive") else "finalist"
-            kind = "chosen" if candidate["point"] == grid["best"] else status
+            kind = "chosen" if candidate["point"] == row["choice"] else status
             if value < _MOST_LOSS:
                 points.append(tuning_figures.SettingPoint(candidate["point"]["beta"], value, error, kind))
         figure = tuning_figures.over_setting(points, "β", "loss / that of β = 0")

@@ -141,6 +141,20 @@ def test_rungs_without_epochs_and_wrong_answers_are_refused():
         ds.sweep(build, loader, augmented, grid=POINTS[::2], epochs=2, padding=False, callbacks=[Keep([1], 1)])
 
 
+def test_a_rung_names_the_runs_that_have_failed():
+    class Look:
+        rungs = (1,)
+
+        def on_rung(self, rung):
+            self.rung = rung
+
+    look = Look()
+    grid = [{"lr": lr, "beta": 0.0, "width": width} for width in (4, 5) for lr in (1e30, 1e-2)]
+    sweep([look], grid=grid, optimizer="sgd", members=2)
+    assert look.rung.failed == [0, 2]
+    assert [entry["run"] for entry in look.rung.entries] == [1, 3]
+
+
 def test_a_rung_has_an_entry_a_run():
     rung = Rung(3, [{"run": 0}], lambda: [None])
     assert (rung.epoch, rung.entries, rung.outputs()) == (3, [{"run": 0}], [None])

@@ -12,15 +12,24 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 import dissensus as ds
 from dissensus.train import Candidate, Range
+from dissensus.train.notification import Rung
 from dissensus.train.settings import TargetSettings
 from dissensus.train.trained_loss import trained_loss
 from dissensus.train.tuning.brackets import bracket_of, halving, hyperband, most_halvings
 from dissensus.train.tuning.choosing import Gain, gain_of, is_tie, resampled_interval
-from dissensus.train.tuning.proposing import Seen, comparable, proposed_parameters, random_parameters, store
+from dissensus.train.tuning.contest import OVERALL, Contest, RunKey
+from dissensus.train.tuning.proposing import Seen, Store, comparable, proposed_parameters, random_parameters
 from dissensus.train.tuning.scoring import Scorer, scorer_of
 from dissensus.train.tuning.sentence import gain_words, sentence_of
 from dissensus.train.tuning.space import Axis, all_parameters, point_of, size_of, space_of
 from dissensus.train.tuning.splitting import repeated_splits
+
+
+class Uniform:
+    """A distribution of somebody else."""
+
+    def ppf(self, q):
+        return np.float64(10 * q)
 
 
 @pytest.mark.parametrize(("epochs", "factor"), [(81, 3), (27, 3), (100, 3), (64, 4), (16, 2), (1, 3), (2, 3)])
@@ -66,10 +75,6 @@ def test_rungs_rise_and_end_with_whole_trainings():
 
 
 def test_spaces_take_lists_ranges_arrays_and_distributions():
-    class Uniform:
-        def ppf(self, q):
-            return np.float64(10 * q)
-
     space = space_of(
         {"a": [0, 0.5], "b": range(2, 5), "c": np.array([1.0, 2.0]), "d": Range(1, 9), "e": Uniform()}, "abcde", []
     )
@@ -77,6 +82,19 @@ def test_spaces_take_lists_ranges_arrays_and_distributions():
     assert point_of(space, {"a": 1, "b": 0, "c": 1, "d": 0.5, "e": 0.3}) == {"a": 0.5, "b": 2, "c": 2.0, "d": 5, "e": 3}
     assert size_of(space) is None
     assert size_of(space[:3]) == len(all_parameters(space[:3])) == 12
+
+
+def test_distributions_of_scipy_have_whole_numbers_where_they_count_and_no_infinite_ends():
+    stats = pytest.importorskip("scipy.stats")
+    space = space_of(
+        {"members": stats.randint(2, 4), "lr": stats.lognorm(1), "beta": stats.uniform}, ["members", "lr", "beta"], []
+    )
+    values = [point_of(space, {"members": u, "lr": u, "beta": u}) for u in (0.0, 0.5, 1.0)]
+    assert [value["members"] for value in values] == [2, 2, 3]
+    assert all(type(value["members"]) is int for value in values)
+    assert all(0 < value["lr"] < math.inf for value in values)
+    assert values[1]["beta"] == 0.5
+    assert space[0].extremes() == [2, 3]
 
 
 def test_optuna_distributions_are_spaces():
@@ -343,25 +361,63 @@ def test_tpe_proposes_near_what_was_good():
     assert near > 12
 
 
-def test_a_storage_keeps_candidates_once_and_informs_other_searches(tmp_path):
-    pytest.importorskip("optuna")
-    import optuna
+def stored(tmp_path, task="task", search="first", maximise=False):
+    return Store(f"sqlite:///{tmp_path / 'tune.db'}", task, search, "loss", maximise)
 
-    space = [Axis("beta", distribution=Range(0, 1))]
+
+def test_a_storage_keeps_candidates_once_and_informs_other_searches_of_the_task(tmp_path):
+    pytest.importorskip("optuna")
+    space = [Axis("beta", distribution=Range(0, 2))]
     seen = [Seen(i, {"beta": i / 39}, {9: (i / 39 - 0.2) ** 2}) for i in range(40)]
     seen.append(Seen(40, {"beta": 0.5}, {1: math.inf}))
     points = [point_of(space, one.parameters) for one in seen]
-    address = f"sqlite:///{tmp_path / 'tune.db'}"
     for _ in range(2):
-        store(space, seen, points, "first", address)
-    trials = optuna.load_study(study_name="dissensus", storage=address).trials
+        stored(tmp_path).keep(space, seen, points)
+    trials = stored(tmp_path).study().trials
     assert len(trials) == 41
-    assert trials[3].user_attrs["settings"] == points[3]
-    other = proposed_parameters(space, 20, [], 0, 0, address, "second")
-    assert sum(abs(parameters["beta"] - 0.2) < 0.2 for parameters in other) > 12
-    wider = [Axis("beta", distribution=Range(0, 100))]  # where 0.2 of the way is another number
-    alone = proposed_parameters(wider, 20, [], 0, 0)
-    assert proposed_parameters(wider, 20, [], 0, 0, address, "second") == alone
+    assert trials[3].user_attrs["settings"] == points[3] == trials[3].params  # a dashboard shows values, not places
+    assert trials[40].value is None
+
+    def near(store):
+        return sum(abs(p["beta"] - 0.2) < 0.2 for p in proposed_parameters(space, 20, [], 0, 0, store))
+
+    assert near(stored(tmp_path, search="second")) > 12
+    assert near(stored(tmp_path, "other task")) < 12
+    assert stored(tmp_path).others() == []  # those of this search are known without it
+
+
+def test_a_storage_does_not_mix_values_after_few_and_after_many_epochs(tmp_path):
+    pytest.importorskip("optuna")
+    space = [Axis("beta", distribution=Range(0, 1))]
+    # Bad candidates were dropped after an epoch with values that are lower than those of good ones of a hard split.
+    early = [Seen(i, {"beta": 0.9 + i / 100}, {1: 0.1}) for i in range(9)]
+    late = [Seen(9 + i, {"beta": 0.1 + i / 100}, {1: 0.05, 9: 0.3}) for i in range(9)]
+    late += [Seen(20 + i, {"beta": 0.5 + i / 100}, {1: 0.06, 9: 0.6}) for i in range(9)]
+    every = [*early, *late]
+    stored(tmp_path).keep(space, every, [point_of(space, one.parameters) for one in every])
+    others = stored(tmp_path, search="second").others()
+    assert others == every
+    assert len(comparable(others, 1)) == 18
+
+
+def test_a_storage_shows_the_values_of_higher_is_better_and_all_kinds_of_axes(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    space = [
+        Axis("beta", (0.1, 0.5)),
+        Axis("hidden", ((8, 8), (16,))),
+        Axis("lr", distribution=Range(1e-4, 1e-2, log=True)),
+        Axis("members", distribution=Range(2, 5, integer=True)),
+        Axis("momentum", distribution=Uniform()),
+    ]
+    one = Seen(0, {"beta": 1, "hidden": 0, "lr": 0.5, "members": 0.9, "momentum": 0.25}, {3: -0.8})
+    stored(tmp_path, maximise=True).keep(space, [one], [point_of(space, one.parameters)])
+    study = stored(tmp_path, maximise=True).study()
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    assert study.best_value == 0.8
+    shown = study.best_params
+    assert shown.pop("lr") == pytest.approx(1e-3)
+    assert shown == {"beta": 0.5, "hidden": "(8, 8)", "members": 5, "momentum": 0.25}
+    assert stored(tmp_path, search="second", maximise=True).others() == [one]
 
 
 def test_a_search_without_optuna_names_the_extra(monkeypatch):
@@ -389,6 +445,12 @@ def test_the_sentence_of_independent_training_names_what_was_set_aside():
     best, bad = candidate(0, "chosen", True, beta=0), candidate(1, "collusive", beta=1.0)
     text = sentence_of(best, best, [best, bad], Gain(0, 0, 0, "%"), 0.0, "redundant", LOSS)
     assert text == ("nothing beats independent training here (β = 1 is collusive and was set aside), audit redundant")
+    flattered = candidate(2, "finalist", beta=0.5)
+    text = sentence_of(best, best, [best, bad, flattered], Gain(-1, -2, 0, "%"), 0.0, None, LOSS, flattered)
+    assert text == (
+        "nothing beats independent training here (β = 0.5 looked better on validation rows, but not on test rows; "
+        "β = 1 is collusive and was set aside)"
+    )
 
 
 def test_the_sentence_without_interaction_or_without_a_reference():
@@ -402,7 +464,18 @@ def test_the_sentence_without_interaction_or_without_a_reference():
 
 
 def test_losses_of_a_choice_are_called_by_their_name():
-    words = gain_words(Gain(-0.2, -0.9, 0.5, "%"), LOSS)
+    words = gain_words(Gain(-0.2, -0.9, 0.5, "%"), "loss", "min")
     assert words == "0.2 % higher loss than independent training (−0.5 to 0.9)"
-    assert gain_words(Gain(1.5, 1.0, 2.0, "points"), SHARE).startswith("1.5 points higher accuracy")
-    assert "no interval" in gain_words(Gain(1.5, math.nan, math.nan, "%"), LOSS)
+    assert gain_words(Gain(1.5, 1.0, 2.0, "points"), "accuracy", "max").startswith("1.5 points higher accuracy")
+    assert "no interval" in gain_words(Gain(1.5, math.nan, math.nan, "%"), "loss", "min")
+
+
+def test_a_candidate_with_a_run_that_failed_makes_room_for_others():
+    runs = [RunKey(candidate, 0, seed) for candidate in range(4) for seed in (0, 1)]
+    contest = Contest(runs, frozenset({0}), bracket_of(3, 4, 3, 1))
+    for run, key in enumerate(runs):
+        contest.on_epoch({"run": run, "epoch": 1, "validation": [0.9, 0.1, 0.2, 0.3][key.candidate]})
+    going = [{"run": run} for run in range(len(runs)) if run != 3]  # the second run of candidate 1 has failed
+    dropped = contest.on_rung(Rung(1, going, lambda: [None] * len(going), [3]))
+    assert contest.finalists(OVERALL) == [0, 2]
+    assert {runs[going[place]["run"]].candidate for place in dropped} == {1, 3}

@@ -204,8 +204,8 @@ class Validation:
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         metric = self.settings.metric
         if metric is not None:
-            numbers = [torch.as_tensor(metric(engine.own_outputs(outputs, r), y[r])) for r in range(engine.runs)]
-            return torch.stack([self._checked(value, engine.members) for value in numbers]), {}
+            each = [metric(engine.own_outputs(outputs, run), y[run]) for run in range(engine.runs)]
+            return torch.stack([self._checked(_tensor_of(value), engine.members) for value in each]), {}
         hyper = self._hyper(engine)
         beside = {} if weights is None else {EXAMPLE_WEIGHTS: weights}
         total, parts = (self.losses or engine.losses)(outputs, y, {**hyper, **beside})
@@ -248,3 +248,11 @@ class Validation:
             shape = "one number per member" if self.settings.per_member else "one number"
             checks.refuse("metric", f"give {shape}", list(value.shape))
         return value.detach().double()
+
+
+def _tensor_of(value: Any) -> Tensor:
+    """What a metric has returned, as a tensor."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        checks.refuse("metric", "return a number or a tensor", repr(value), error=TypeError)

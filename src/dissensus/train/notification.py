@@ -37,6 +37,8 @@ class Rung(NamedTuple):
     outputs: Callable[[], list[tuple[Tensor, Tensor] | None]]
     """Computes member outputs ``[M, N, ...]`` on validation data and its targets, one pair per entry, with the weights
     of this epoch; None without validation data."""
+    failed: Sequence[int] = ()
+    """The numbers of runs whose loss has become NaN or infinite; they have no entries."""
 
 
 class Stop(NamedTuple):

@@ -384,7 +384,10 @@ def _in_step(
             each = {id(engine): engine.validation_outputs() for engine in {id(e): e for _, e, *_ in waiting}.values()}
             return [each[id(engine)].get(run) for _, engine, run, _ in waiting]
 
-        stopped = listeners.rung(Rung(rung, [entry for *_, entry in waiting], outputs)) if waiting else {}
+        failed = sorted(
+            part.numbers[run] for part, engine in zip(parts, engines, strict=True) for run in engine.state.failures
+        )
+        stopped = listeners.rung(Rung(rung, [entry for *_, entry in waiting], outputs, failed)) if waiting else {}
         for engine in engines:
             own = {waiting[place][2]: by for place, by in stopped.items() if waiting[place][1] is engine}
             if own:

@@ -4,6 +4,7 @@ Jamieson and Talwalkar (2016), Algorithm 1; Li et al. (2018), "Hyperband", Algor
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -19,8 +20,28 @@ class Bracket:
     @property
     def cost(self) -> int:
         """Epochs of all candidates together, without a restart."""
+        return self._cost(self.sizes)
+
+    def cost_of_share(self, candidates: int) -> int:
+        """Epochs of candidates beside these, of which an equal share goes on at each rung, and one at least.
+
+        >>> halving(9, 9).cost_of_share(1), halving(9, 9).cost_of_share(3), halving(9, 9).cost_of_share(0)
+        (9, 11, 0)
+        """
+        return self._cost([left_of(candidates, size, self.sizes[0]) for size in self.sizes])
+
+    def _cost(self, sizes: Sequence[int]) -> int:
         before = (0, *self.rungs)
-        return sum(size * (rung - start) for size, start, rung in zip(self.sizes, before, self.rungs, strict=False))
+        return sum(size * (rung - start) for size, start, rung in zip(sizes, before, self.rungs, strict=False))
+
+
+def left_of(candidates: int, size: int, first: int) -> int:
+    """How many of some candidates are left where ``size`` of ``first`` are: their share, and one at least.
+
+    >>> left_of(4, 3, 9), left_of(4, 9, 9), left_of(0, 3, 9)
+    (1, 4, 0)
+    """
+    return min(candidates, max(1, math.floor(candidates * size / first + 1e-9)))
 
 
 def most_halvings(epochs: int, factor: float, first: int = 1) -> int:

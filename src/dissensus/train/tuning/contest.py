@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dissensus.storage import Formats, StorageError, read_record, write_record
 from dissensus.train.notification import Entry, Rung, Start
-from dissensus.train.tuning.brackets import Bracket
+from dissensus.train.tuning.brackets import Bracket, left_of
 
 FORMATS = Formats()
 """Of files of decisions."""
@@ -132,7 +132,7 @@ class Contest:
         result: dict[int, list[int]] = {}
         for contest in (OVERALL, *self.splits):
             standing = self.finalists(contest) if not stage else self.left[stage - 1][contest]
-            values = {candidate: self.value(candidate, contest, rung.epoch) for candidate in standing}
+            values = {candidate: self._standing_value(candidate, contest, rung) for candidate in standing}
             order = sorted(standing, key=lambda candidate: (values[candidate], candidate))
             own = [candidate for candidate in order if candidate in self.independent]
             others = [candidate for candidate in order if candidate not in self.independent]
@@ -147,11 +147,16 @@ class Contest:
             result[contest] = [*own[: self._size(stage + 1, interacting=False)], *[*clean, *behind][:kept]]
         return result
 
+    def _standing_value(self, candidate: int, contest: int, rung: Rung) -> float:
+        """What a candidate is worth at a rung; infinity if one of its runs has failed, whatever it reached before."""
+        failed = any(run in rung.failed for run in self.runs_of(candidate, contest))
+        return math.inf if failed else self.value(candidate, contest, rung.epoch)
+
     def _size(self, stage: int, *, interacting: bool) -> int:
         """How many candidates are left at a stage: of all the bracket's size, of independent ones their share."""
         candidates = {run.candidate for run in self.runs}
         count = len([candidate for candidate in candidates if (candidate not in self.independent) == interacting])
-        return min(count, max(1, math.floor(count * self.bracket.sizes[stage] / self.bracket.sizes[0] + 1e-9)))
+        return left_of(count, self.bracket.sizes[stage], self.bracket.sizes[0])
 
 
 class _Audits:

@@ -1,7 +1,7 @@
 """Candidates in training and after it, and the outputs of their runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from dissensus import calls
 from dissensus.calls import NetworkInputs
 from dissensus.train.evaluation import evaluation_batch
+from dissensus.train.grid import key_of
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.tuning.contest import OVERALL, Contest, RunKey
 from dissensus.train.tuning.proposing import (
@@ -45,8 +46,12 @@ class Entry:
 
     def finished(self, contest: int) -> bool:
         """Whether it was left in a contest to the end, without a run that failed."""
-        failed = any(self.swept.outcomes[run].status == "failed" for run in self.runs(contest))
-        return self.number in self.contest.finalists(contest) and not failed and math.isfinite(self.value(contest))
+        left = self.number in self.contest.finalists(contest)
+        return left and not self.failed(contest) and math.isfinite(self.value(contest))
+
+    def failed(self, contest: int = OVERALL) -> bool:
+        """Whether one of its runs has failed."""
+        return any(self.swept.outcomes[run].status == "failed" for run in self.runs(contest))
 
     def by_split(self, contest: int, until: int | None = None) -> dict[int, list[float]]:
         """The best values of its runs, split by split, in the order of seeds."""
@@ -59,10 +64,15 @@ class Entry:
         """Epochs of its runs."""
         return [len(self.swept.history(run).epochs) for run in self.runs(OVERALL)]
 
-    def left_at(self) -> int | None:
-        """The rung at which it left the contest over all splits; None if it did not. Runs may go on for their split."""
+    def left_at(self, contest: int = OVERALL) -> int | None:
+        """The rung at which it left a contest; None if it did not. Runs may go on for another one."""
         rungs = zip(self.contest.rungs, self.contest.left, strict=False)
-        return next((rung for rung, left in rungs if self.number not in left[OVERALL]), None)
+        return next((rung for rung, left in rungs if self.number not in left[contest]), None)
+
+
+def canonical(point: Mapping[str, Any]) -> str:
+    """The same text for equal points, in whatever order: 0 and 0.0 are one number."""
+    return key_of({name: float(value) if isinstance(value, int | float) else value for name, value in point.items()})
 
 
 @torch.no_grad()

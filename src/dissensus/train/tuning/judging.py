@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from dissensus.auditing import Audit, audit
 from dissensus.train.tuning.brackets import Bracket
 from dissensus.train.tuning.choosing import Gain, gain_of, is_tie, mean_and_error
 from dissensus.train.tuning.contest import OVERALL, Outputs, mostly_collusive
-from dissensus.train.tuning.entries import Entry, mean, outputs_of, run_epochs
+from dissensus.train.tuning.entries import Entry, canonical, mean, outputs_of, run_epochs
 from dissensus.train.tuning.problem import Problem
 from dissensus.train.tuning.records import Candidate, Spent
 from dissensus.train.tuning.result import Tuned
@@ -71,13 +70,8 @@ class Judging:
         whole = [entry for entry in self.entries if entry.independent and entry.finished(contest)]
         return min(whole, key=lambda entry: (entry.value(contest), entry.number), default=None)
 
-    def _is_collusive(self, entry: Entry, contest: int) -> bool:
-        keys = [entry.contest.runs[number] for number in entry.runs(contest)]
-        return mostly_collusive([entry.verdicts[key] for key in keys if key in entry.verdicts])
-
-    def choice(self, contest: int) -> Entry:
-        """The choice of a contest."""
-        reference = self.reference(contest)
+    def best_interacting(self, contest: int) -> Entry | None:
+        """The best candidate of a contest whose members interact, beside those that are set aside."""
         others = [
             entry
             for entry in self.entries
@@ -85,11 +79,36 @@ class Judging:
             and entry.finished(contest)
             and not (self.problem.judged and self._is_collusive(entry, contest))
         ]
-        best = min(others, key=lambda entry: (entry.value(contest), entry.number), default=None)
+        return min(others, key=lambda entry: (entry.value(contest), entry.number), default=None)
+
+    def all_set_aside(self, contest: int) -> bool:
+        """Whether the audit has set aside every candidate that was left in a contest."""
+        left = [entry for entry in self.entries if not entry.independent and entry.finished(contest)]
+        return bool(left) and self.best_interacting(contest) is None
+
+    def next_in_line(self, contest: int) -> Entry | None:
+        """The candidate that came farthest in a contest without being left to its end; of several the best."""
+        known = {canonical(entry.point) for entry in self.entries if entry.finished(contest)}
+        line: list[tuple[int, float, int, Entry]] = []
+        for entry in self.entries:
+            rung = entry.left_at(contest)
+            if rung is None or entry.independent or entry.failed(contest) or canonical(entry.point) in known:
+                continue
+            line.append((-rung, entry.contest.value(entry.number, contest, rung), entry.number, entry))
+        return min(line, key=lambda place: place[:3], default=(0, 0.0, 0, None))[3]
+
+    def _is_collusive(self, entry: Entry, contest: int) -> bool:
+        keys = [entry.contest.runs[number] for number in entry.runs(contest)]
+        return mostly_collusive([entry.verdicts[key] for key in keys if key in entry.verdicts])
+
+    def choice(self, contest: int) -> Entry:
+        """The choice of a contest."""
+        reference = self.reference(contest)
+        best = self.best_interacting(contest)
         if best is None and reference is None:
             raise RuntimeError(
-                "no candidate was trained to the end: each has a run whose loss is not finite. Use smaller learning "
-                "rates or clip_norm."
+                f"no candidate was trained to the end: each has a run whose {self.problem.scorer.name} is not finite. "
+                "Use smaller learning rates or clip_norm."
             )
         if best is None:
             assert reference is not None
@@ -98,7 +117,7 @@ class Judging:
             return best
         return reference if is_tie(_advantages(best, reference, contest)) else best
 
-    def result(self, brackets: Sequence[Bracket], started: float) -> Tuned:
+    def result(self, brackets: Sequence[Bracket], seconds: float) -> Tuned:
         """The choice, and what it gains."""
         problem, sizes = self.problem, self.problem.sizes
         chosen, reference = self.choice(OVERALL), self.reference(OVERALL)
@@ -117,7 +136,7 @@ class Judging:
             run_epochs=run_epochs(self.entries),
             full_run_epochs=sum(len(entry.runs(OVERALL)) for entry in self.entries) * sizes.epochs,
             examples=run_epochs(self.entries) * len(problem.rows[0].train),
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
         )
         first = problem.rows[0]
         return Tuned(
@@ -189,15 +208,17 @@ class Judging:
         scores = [entry.scores[entry.contest.runs[run]] for run in entry.runs(OVERALL)]
         test, members = mean([score.ensemble for score in scores]), mean([score.members for score in scores])
         epochs = entry.epochs()
+        ahead, ahead_error = math.nan, math.nan
+        if reference is not None and math.isfinite(value):
+            ahead, ahead_error = mean_and_error(_advantages(entry, reference, OVERALL, until))
         whole = entry.finished(OVERALL)
-        failed = any(entry.swept.outcomes[run].status == "failed" for run in entry.runs(OVERALL))
         status: Any = (
             "chosen"
             if entry is chosen
             else "reference"
             if entry is reference
             else "failed"
-            if failed or not math.isfinite(value)
+            if entry.failed() or not math.isfinite(value)
             else "collusive"
             if whole and self.problem.judged and self._is_collusive(entry, OVERALL)
             else "finalist"
@@ -219,6 +240,9 @@ class Judging:
             test=test if until is None else math.nan,
             members=members if until is None else math.nan,
             diversity=sign * (members - test) if until is None else math.nan,
+            ahead=ahead if math.isfinite(ahead) else math.nan,
+            ahead_error=ahead_error if math.isfinite(ahead) else math.nan,
+            by_split=[sign * number if math.isfinite(number) else math.nan for number in means],
             verdicts=dict(Counter(entry.verdicts.values())),
             curve=[(epoch, number) for epoch, number in curve if math.isfinite(number)],
         )
@@ -239,6 +263,8 @@ class Judging:
         key = chosen.contest.runs[run]
         problem = self.problem
         outputs = outputs_of(chosen.swept, [run], problem.inputs(key.split, "test"))[run]
+        if not bool(outputs.isfinite().all()):
+            return None
         known: Tensor | None = None
         if reference is not None:
             others = [n for n in reference.runs(OVERALL) if reference.contest.runs[n].split == key.split]
@@ -258,9 +284,12 @@ def _axis_text(axis: Axis) -> Any:
     return json.loads(json.dumps(list(axis.choices), default=str)) if axis.choices else str(axis.distribution)
 
 
-def _advantages(best: Entry, reference: Entry, contest: int) -> list[float]:
-    """By how much a candidate is better than independent training: one number per split, or per seed of one split."""
-    own, other = best.by_split(contest), reference.by_split(contest)
+def _advantages(entry: Entry, reference: Entry, contest: int, until: int | None = None) -> list[float]:
+    """By how much a candidate is better than independent training: one number per split, or per seed of one split.
+
+    Both are taken up to an epoch, if one is given.
+    """
+    own, other = entry.by_split(contest, until), reference.by_split(contest, until)
     if len(own) > 1:
         return [mean(other[split]) - mean(own[split]) for split in own]
     return [b - a for split in own for a, b in zip(own[split], other[split], strict=True)]

@@ -20,6 +20,7 @@ from dissensus.pages.tuning import (
 )
 from dissensus.train.tuning.choosing import Gain
 from dissensus.train.tuning.records import SYMBOLS, Candidate, Spent, audit_words, in_order, opening, words_of
+from dissensus.train.tuning.sentence import gain_words
 
 _MOST_ROWS = 12
 """Candidates that the table shows before it is folded."""
@@ -29,6 +30,8 @@ _MEANINGS = {
     "stage": "how far the candidate came: dropped at a rung, trained to the end, set aside by the audit, or chosen",
     "validation": "what candidates are compared by: the best epoch of each run, averaged over runs, up to the epoch at "
     "which a candidate was dropped",
+    "ahead": "by how much it is better than independent training after as many epochs, split by split; within the "
+    "standard error it is a tie",
     "test": "of candidates that were trained to the end, for information only: the gain to quote is above",
     "members": "a single member on the test rows, on average",
     "diversity": "by how much the ensemble is better than its members",
@@ -129,8 +132,16 @@ def _explanation(tuned: TunedRecord) -> str:
     return (
         f"The gain is that of choosing: each of {counted(splits, 'split')} makes its choice on its own validation rows "
         f"({rows['validation']:,}), and is compared with independent training on its test rows ({rows['test']:,}). "
-        f"{interval} Splits chose {chosen}. Ties within a standard error go to independent training."
+        f"{_gained(tuned, tuned.gain)} {interval} Splits chose {chosen}. Ties within a standard error go to "
+        "independent training."
     )
+
+
+def _gained(tuned: TunedRecord, gain: Gain) -> str:
+    """The gain as a sentence, whatever was chosen."""
+    if gain.value == gain.low == gain.high == 0:
+        return "All of them chose independent training, so that there is no gain."
+    return f"It is {gain_words(gain, tuned.settings['metric'], tuned.settings['mode'])}."
 
 
 def _kind(candidate: Candidate) -> Kind:
@@ -145,7 +156,8 @@ def frontier_figure(tuned: TunedRecord) -> Any:
         return FrontierPoint(candidate.name, candidate.diversity, candidate.test, _kind(candidate))
 
     points, edge = [at(candidate) for candidate in tuned.candidates], [at(candidate) for candidate in tuned.frontier]
-    return frontier(points, edge, f"diversity: members' {metric} beyond the ensemble's", f"{metric} on test rows")
+    above = "members' {} beyond the ensemble's" if tuned.settings["mode"] == "min" else "ensemble's {} beyond members'"
+    return frontier(points, edge, f"diversity: {above.format(metric)}", f"{metric} on test rows")
 
 
 def _frontier(tuned: TunedRecord) -> Drawing:
@@ -166,12 +178,13 @@ def _over_setting(tuned: TunedRecord) -> list[Part]:
         return []
     symbol: str = SYMBOLS.get(names[0]) or names[0]
     metric = tuned.settings["metric"]
-    settings = [SettingPoint(c.point[names[0]], c.value, c.standard_error, _kind(c)) for c in points]
+    settings = [SettingPoint(c.point[names[0]], c.value, c.ahead_error, _kind(c)) for c in points]
     return [
         Drawing(
             over_setting(settings, symbol, f"{metric} on validation rows"),
-            f"What candidates are compared by, over {symbol}. Bars are one standard error. Candidates that were "
-            "dropped stand where they were then.",
+            f"What candidates are compared by, over {symbol}. Bars are one standard error of the difference from "
+            "independent training, which is compared split by split. Candidates that were dropped stand where they "
+            "were then.",
         )
     ]
 
@@ -202,21 +215,22 @@ def _curves(tuned: TunedRecord) -> Drawing:
 
 def _table(tuned: TunedRecord) -> list[Part]:
     share = tuned.settings["metric"] in ("accuracy", "error")
-    form = ".1%" if share else ".4g"
-    header = ("settings", "stage", "validation", "test", "members", "diversity", "audit")
+    form, small = (".1%", ".2%") if share else (".4g", ".3g")
+    header = ("settings", "stage", "validation", "ahead", "test", "members", "diversity", "audit")
     rows: list[list[Cell]] = []
     for candidate in in_order(tuned.candidates, tuned.settings["mode"]):
         words = _STATUS.get(candidate.status, f"{candidate.status} at {candidate.epochs}")
         news = _NEWS.get(candidate.status)
-        error = candidate.standard_error if math.isfinite(candidate.standard_error) and not share else None
+        error = candidate.ahead_error if math.isfinite(candidate.ahead_error) and not share else None
         rows.append(
             [
                 candidate.name,
                 words if news is None else Badge(words, news),
-                Number(candidate.value, error=error, form=form),
+                Number(candidate.value, form=form),
+                "" if candidate.ahead == error == 0 else Number(candidate.ahead, error=error, form=small),
                 Number(candidate.test, form=form),
                 Number(candidate.members, form=form),
-                Number(candidate.diversity, form=".2%" if share else ".3g"),
+                Number(candidate.diversity, form=small),
                 audit_words(candidate.verdicts),
             ]
         )

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from dissensus import calls, checks
 from dissensus.arrays import Conversion, has_whole_numbers
 from dissensus.axes import LossParts
+from dissensus.batch import check_finite
 from dissensus.calls import NetworkInputs, network_inputs
 from dissensus.data.batches import as_pair, is_source
 from dissensus.data.splits import Split
-from dissensus.objectives.declaration import argument, declaration, hyperparameters, unset_parameters
+from dissensus.objectives.declaration import argument, declaration, hyperparameters, unset_parameters, unwrapped
 from dissensus.randomness import seeded
 from dissensus.train.grid import FOLD, PER_RUN, SEEDS, SHAPES, SHARED, free_parameters
 from dissensus.train.trained_loss import trained_loss
@@ -64,7 +65,7 @@ class Problem:
         build: Callable[..., nn.Module],
         data: Any,
         objective: Callable[..., LossParts],
-        space: Mapping[str, Any],
+        axes: list[Axis],
         *,
         sizes: Sizes,
         validation: float | Split,
@@ -74,8 +75,6 @@ class Problem:
         judged: bool,
     ) -> "Problem":
         """Check everything before anything is trained."""
-        known = [*PER_RUN, *SHARED, *SHAPES, *hyperparameters(objective), *free_parameters(build)]
-        axes = space_of(space, known, (*SEEDS, FOLD))
         x, y = _pair(build, data, axes)
         if not isinstance(validation, Split):
             share = checks.number("validation", validation, 0, 1, open_low=True, open_high=True)
@@ -129,6 +128,18 @@ def equals(value: Any, neutral: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and float(value) == float(neutral)
 
 
+def axes_of(build: Callable[..., nn.Module], objective: Callable[..., LossParts], space: object) -> list[Axis]:
+    """The axes of a space, which together with partials sets every parameter of the objective, such as its loss."""
+    known = [*PER_RUN, *SHARED, *SHAPES, *hyperparameters(objective), *free_parameters(build)]
+    axes = space_of(space, known, (*SEEDS, FOLD))
+    unset = [name for name in unset_parameters(objective) if name not in {axis.name for axis in axes}]
+    if unset:
+        name = getattr(unwrapped(objective)[0], "__name__", "objective")
+        fix = f"Use functools.partial({name}, {unset[0]}=...), or put it into the space."
+        checks.refuse("objective", "have a value for each of its parameters", f"{name} without `{unset[0]}`", fix)
+    return axes
+
+
 def _pair(build: Callable[..., nn.Module], data: Any, axes: Sequence[Axis]) -> tuple[NetworkInputs, Tensor]:
     """Inputs and targets as tensors."""
     conversion = Conversion(torch.get_default_dtype())
@@ -143,7 +154,10 @@ def _pair(build: Callable[..., nn.Module], data: Any, axes: Sequence[Axis]) -> t
         fix = "Splits are drawn from its rows. Read it into tensors."
         got = type(data).__name__
         checks.refuse("data", "be a pair (inputs, targets) in memory", got, fix, TypeError)
-    return network_inputs(pair[0]), pair[1]
+    x, y = network_inputs(pair[0]), pair[1]
+    for tensor in calls.tensors(x):
+        check_finite("x", tensor)
+    return x, y
 
 
 def _independent(

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dissensus.fingerprint import fingerprint
 from dissensus.randomness import Use, derived_seed
-from dissensus.train.tuning.space import Space
+from dissensus.train.tuning.space import Axis, Range, Space
 
 Parameters = dict[str, float]
 _MISSING = "later brackets are proposed by Optuna: pip install 'dissensus[hpo]'"
-_STUDY = "dissensus"
 
 
 class Seen(NamedTuple):
@@ -63,12 +61,75 @@ def check_optuna() -> None:
         raise ImportError(_MISSING) from reason
 
 
+class Store(NamedTuple):
+    """An Optuna storage, and what this search is in it."""
+
+    storage: Any
+    """An address, or an object of Optuna."""
+    task: str
+    """A fingerprint of space, metric, objective, network and data: searches of one task learn from each other."""
+    search: str
+    """A fingerprint of this search."""
+    metric: str
+    maximise: bool
+
+    def study(self) -> Any:
+        """The study of the task; it is created if it is not there."""
+        return _optuna().create_study(
+            storage=self.storage,
+            study_name=f"dissensus {self.metric} {self.task[:12]}",
+            direction="maximize" if self.maximise else "minimize",
+            load_if_exists=True,
+        )
+
+    def others(self) -> list[Seen]:
+        """Candidates of other searches of the task; those of this one are known already."""
+        return [
+            Seen(
+                trial.user_attrs["number"],
+                dict(trial.user_attrs["places"]),
+                {int(epoch): math.inf if value is None else value for epoch, value in trial.user_attrs["values"]},
+            )
+            for trial in self.study().get_trials(deepcopy=False)
+            if trial.user_attrs.get("search") != self.search and "places" in trial.user_attrs
+        ]
+
+    def keep(self, space: Space, seen: Sequence[Seen], points: Sequence[Mapping[str, Any]]) -> None:
+        """Write candidates that were trained; those that are there already are left alone."""
+        optuna, study, sign = _optuna(), self.study(), -1.0 if self.maximise else 1.0
+        trials = study.get_trials(deepcopy=False)
+        there = {(trial.user_attrs.get("search"), trial.user_attrs.get("number")) for trial in trials}
+        states = optuna.trial.TrialState
+        for one, point in zip(seen, points, strict=True):
+            if (self.search, one.number) in there or not one.values:
+                continue
+            epoch = max(one.values)
+            value = one.values[epoch]
+            numbers = [(epoch, value if math.isfinite(value) else None) for epoch, value in one.values.items()]
+            study.add_trial(
+                optuna.create_trial(
+                    params={axis.name: _shown(axis, one.parameters[axis.name]) for axis in space},
+                    distributions=_shown_distributions(space),
+                    value=sign * value if math.isfinite(value) else None,
+                    state=states.COMPLETE if math.isfinite(value) else states.FAIL,
+                    user_attrs={
+                        "search": self.search,
+                        "number": one.number,
+                        "epochs": epoch,
+                        "settings": json.loads(json.dumps(dict(point), default=str)),
+                        "places": dict(one.parameters),
+                        "values": numbers,
+                    },
+                )
+            )
+
+
 def proposed_parameters(
-    space: Space, count: int, seen: Sequence[Seen], seed: int, bracket: int, storage: Any = None, search: str = ""
+    space: Space, count: int, seen: Sequence[Seen], seed: int, bracket: int, store: Store | None = None
 ) -> list[Parameters]:
     """The next candidates, by TPE from those that were trained, and from other searches in a storage."""
     optuna = _optuna()
-    known = comparable(seen, len(space)) + _stored(space, storage, search)
+    known = comparable([*seen, *(() if store is None else store.others())], len(space))
     sampler = optuna.samplers.TPESampler(
         seed=derived_seed(seed, Use.SEARCH, bracket) % 2**32, constant_liar=True, n_startup_trials=1
     )
@@ -77,55 +138,6 @@ def proposed_parameters(
     for parameters, value in known:
         study.add_trial(optuna.create_trial(params=dict(parameters), distributions=distributions, value=value))
     return [dict(study.ask(distributions).params) for _ in range(count)]
-
-
-def store(space: Space, seen: Sequence[Seen], points: Sequence[Mapping[str, Any]], search: str, storage: Any) -> None:
-    """Write candidates that were trained into an Optuna storage; those that are there already are left alone."""
-    optuna = _optuna()
-    study = optuna.create_study(storage=storage, study_name=_STUDY, load_if_exists=True)
-    there = {
-        (trial.user_attrs.get("search"), trial.user_attrs.get("number")) for trial in study.get_trials(deepcopy=False)
-    }
-    for one, point in zip(seen, points, strict=True):
-        if (search, one.number) in there or not one.values:
-            continue
-        epoch = max(one.values)
-        value = one.values[epoch]
-        settings = json.loads(json.dumps(dict(point), default=str))
-        study.add_trial(
-            optuna.create_trial(
-                params=dict(one.parameters),
-                distributions=_distributions(space),
-                value=value if math.isfinite(value) else None,
-                state=optuna.trial.TrialState.COMPLETE if math.isfinite(value) else optuna.trial.TrialState.FAIL,
-                user_attrs={
-                    "search": search,
-                    "space": _key(space),
-                    "number": one.number,
-                    "epochs": epoch,
-                    "settings": settings,
-                },
-            )
-        )
-
-
-def _key(space: Space) -> str:
-    """What distinguishes a space from others with the same names: places within ranges mean other numbers there."""
-    return fingerprint([(axis.name, axis.choices, axis.distribution) for axis in space], opaque=[])
-
-
-def _stored(space: Space, storage: Any, search: str) -> list[tuple[Parameters, float]]:
-    """Candidates of other searches of the same space in a storage; those of this one are known already."""
-    if storage is None:
-        return []
-    optuna = _optuna()
-    study = optuna.create_study(storage=storage, study_name=_STUDY, load_if_exists=True)
-    key = _key(space)
-    return [
-        (dict(trial.params), float(trial.value))
-        for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-        if trial.user_attrs.get("search") != search and trial.user_attrs.get("space") == key and trial.value is not None
-    ]
 
 
 def _distributions(space: Space) -> dict[str, Any]:
@@ -138,6 +150,33 @@ def _distributions(space: Space) -> dict[str, Any]:
         else optuna.distributions.CategoricalDistribution(range(len(axis.choices)))
         for axis in space
     }
+
+
+def _shown(axis: Axis, parameter: float) -> Any:
+    """What a storage shows for a parameter: the value, as far as Optuna takes it."""
+    value = axis.value(parameter)
+    if axis.choices:
+        return value if isinstance(value, int | float | str | None) else str(value)
+    return value if isinstance(axis.distribution, Range) else parameter
+
+
+def _shown_distributions(space: Space) -> dict[str, Any]:
+    """The distributions of what a storage shows."""
+    distributions = _optuna().distributions
+    result: dict[str, Any] = {}
+    for axis in space:
+        kind = axis.distribution
+        if axis.choices:
+            result[axis.name] = distributions.CategoricalDistribution(
+                [_shown(axis, place) for place in range(len(axis.choices))]
+            )
+        elif isinstance(kind, Range) and kind.integer:
+            result[axis.name] = distributions.IntDistribution(int(kind.low), int(kind.high), log=kind.log)
+        elif isinstance(kind, Range):
+            result[axis.name] = distributions.FloatDistribution(kind.low, kind.high, log=kind.log)
+        else:
+            result[axis.name] = distributions.FloatDistribution(0.0, 1.0)
+    return result
 
 
 def _optuna() -> Any:

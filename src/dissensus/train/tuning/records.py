@@ -33,6 +33,14 @@ class Candidate:
     """That of single members."""
     diversity: float
     """By how much the ensemble is better than its members on test rows."""
+    ahead: float = math.nan
+    """By how much it is better than the reference on validation rows after as many epochs, split by split; above zero
+    is better. NaN without a reference."""
+    ahead_error: float = math.nan
+    """The standard error of that difference, which is what decides about ties; splits that are hard for all candidates
+    count in `standard_error`, and not here."""
+    by_split: list[float] = field(default_factory=list, repr=False)
+    """`value` of every split."""
     verdicts: dict[str, int] = field(default_factory=dict)
     """How often the audit said what, on validation rows; empty where it was not asked."""
     curve: list[tuple[int, float]] = field(default_factory=list, repr=False)

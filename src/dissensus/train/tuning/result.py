@@ -76,6 +76,8 @@ class Tuned:
                 "epochs": candidate.epochs,
                 "validation": candidate.value,
                 "standard_error": candidate.standard_error,
+                "ahead": candidate.ahead,
+                "ahead_error": candidate.ahead_error,
                 "test": candidate.test,
                 "members": candidate.members,
                 "diversity": candidate.diversity,

@@ -77,7 +77,8 @@ def scorer_of(
         if mode is None:
             checks.refuse("mode", "be 'min' or 'max' for a metric of your own", "None", "Is lower or higher better?")
         checks.one_of("mode", mode, ("min", "max"))
-        return Scorer(getattr(metric, "__name__", "metric"), mode, metric, known, targets=targets)
+        name = getattr(metric, "__name__", "metric")
+        return Scorer("metric" if name == "<lambda>" else name, mode, metric, known, targets=targets)
     checks.one_of("metric", metric, ("loss", *METRICS))
     if known is None:
         fix = "Pass metric=function(outputs, targets), with mode='min' or mode='max'."

@@ -62,6 +62,15 @@ class HasQuantiles(Protocol):
         ...
 
 
+_TAIL = 1e-6
+"""Of distributions without ends, which have no finite value at 0 and 1."""
+
+
+def _counts(distribution: HasQuantiles) -> bool:
+    """Whether a distribution is of whole numbers, as ``scipy.stats.randint`` is."""
+    return hasattr(distribution, "pmf") and not hasattr(distribution, "pdf")
+
+
 @dataclass(frozen=True)
 class Axis:
     """A setting and its values. A parameter stands for a value: an index into choices, or a place between 0 and 1."""
@@ -70,6 +79,10 @@ class Axis:
     choices: tuple[Any, ...] = ()
     """All values; empty for ranges and distributions."""
     distribution: Range | HasQuantiles | None = None
+
+    def extremes(self) -> list[Any]:
+        """Values that show whether others are allowed: all choices, or both ends."""
+        return list(self.choices) or [self.value(0.0), self.value(1.0)]
 
     @property
     def ordered(self) -> bool:
@@ -84,8 +97,9 @@ class Axis:
         if isinstance(self.distribution, Range):
             return self.distribution.at(parameter)
         assert self.distribution is not None
-        value = self.distribution.ppf(parameter)
-        return value.item() if isinstance(value, np.generic | np.ndarray) else value
+        value = self.distribution.ppf(min(max(parameter, _TAIL), 1 - _TAIL))
+        value = value.item() if isinstance(value, np.generic | np.ndarray) else value
+        return int(value) if _counts(self.distribution) and float(value).is_integer() else value
 
     def drawn(self, uniform: float) -> float:
         """The parameter at a number in [0, 1)."""

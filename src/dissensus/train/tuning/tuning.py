@@ -16,7 +16,7 @@ from dissensus.train.history import OnProgress
 from dissensus.train.settings import Metric, TargetSettings
 from dissensus.train.sweeping import sweep
 from dissensus.train.trained_loss import trained_loss
-from dissensus.train.tuning.problem import Problem, Sizes
+from dissensus.train.tuning.problem import Problem, Sizes, axes_of
 from dissensus.train.tuning.result import Tuned
 from dissensus.train.tuning.scoring import scorer_of
 from dissensus.train.tuning.search import Search
@@ -72,7 +72,9 @@ def tune(
 
     All candidates start as runs of one stacked training. At each rung the worst drop out and cost nothing any more; the
     others go on without a restart, whatever their shapes. Independent candidates compete among themselves, and the best
-    of them is always trained to the end with all its seeds. It is the reference of the audit and of the gain.
+    of them is always trained to the end with all its seeds. It is the reference of the audit and of the gain. Where the
+    space has settings besides the objective's, such as ``lr``, independent versions of the best candidates are trained
+    at the end, so that the gain is that of the objective.
 
     Every split of the data has training, validation and test rows. Candidates are compared on validation rows: within
     every split, and by their means over all splits. ``best`` is the best by these means. ``gain`` is measured on test
@@ -93,8 +95,8 @@ def tune(
         members: Number of members. The space takes precedence.
         budget: What may be spent, in whole trainings of one candidate: 10 is as much as ten candidates that are trained
             to the end. None trains every point of a space of lists, or all brackets of Hyperband once. A bracket that
-            would exceed the budget is made smaller. The reference counts; runs that only the contest of their split
-            keeps come on top.
+            would exceed the budget is made smaller. Independent candidates count, so that 2 is the least. What only a
+            single split keeps, or has trained at the end as its reference, comes on top.
         factor: Of n candidates, about n / factor go on at each rung.
         first_rung: Epochs before the first rung, at least.
         validation: The share of the rest that is held out for validation, or a `dissensus.data.Split` with groups,
@@ -110,7 +112,8 @@ def tune(
         checkpoint: Folder that keeps everything, so that an interrupted search can be resumed.
         resume: Whether to go on with the search in ``checkpoint``.
         storage: An Optuna storage (an address such as ``"sqlite:///tune.db"``, or an object). Candidates are written
-            there, and those of other searches of the same space inform the proposals.
+            there, and those of other searches of the same space, metric, objective, network and data inform the
+            proposals. It holds no weights: an interrupted search is resumed from ``checkpoint``.
         progress: See `dissensus.sweep`; one bar per bracket.
         seed: Seed of splits, runs and proposals.
         **settings: Other settings of `dissensus.sweep`, such as ``batch_size``, ``lr``, ``patience`` or ``device``.
@@ -126,11 +129,12 @@ def tune(
     (3, {'beta': 0}, 6)
     """
     started = time.perf_counter()
+    axes = axes_of(build, objective, space)
     problem = Problem.of(
         build,
         data,
         objective,
-        space,
+        axes,
         sizes=Sizes(
             checks.count("epochs", epochs),
             checks.count("members", members),
@@ -150,9 +154,9 @@ def tune(
     if resume and checkpoint is None:
         checks.refuse("resume", "come with `checkpoint`", "no folder", "Give checkpoint=folder.")
     folder = None if checkpoint is None else checks.path("checkpoint", checkpoint)
-    search = Search(problem, folder, resume, storage, progress)
+    search = Search(problem, folder, resume, storage, progress, started)
     search.run()
-    return search.result(started)
+    return search.result()
 
 
 def _target_settings(settings: Mapping[str, Any]) -> TargetSettings:
