@@ -1,12 +1,19 @@
-"""What training costs over many processes: a model from measured steps and messages, checked against processes here.
+"""What training costs over many processes and machines: models that are checked against processes here.
 
-A step of N processes takes the step of the largest part of the members, and what travels: outputs of all members, a
-flag, with data parallelism the gradient of a member. The time of each is measured alone. The prediction is compared
-with the whole step in one process (a number of members that the line was not drawn through) and in two. Beyond that the
-rows are a model: steps on a card are those of `gpu.json` and `sweeps_gpu.json`, and everything under "assumed" is
-neither measured nor guaranteed. Change it to what your machines do.
+One ensemble: a step of N processes takes the step of the largest part of the members, and what travels: outputs of all
+members, a flag, with data parallelism the gradient of a member. The time of each is measured alone. The prediction is
+compared with the whole step in one process (a number of members that the line was not drawn through) and in two.
 
-Usage: python benchmarks/scale.py [--json FILE]
+A sweep on a cluster: `simulator.py` deals tasks out to workers. What a cluster costs beside computing is measured by
+tiny sweeps on a Ray cluster of one worker here, and computing in this process. The prediction is compared with whole
+sweeps on clusters of one worker and of two.
+
+Beyond that the rows are a model: steps on a card are those of `gpu.json` and `sweeps_gpu.json`, and everything under
+"assumed" is neither measured nor guaranteed. Change it to what your machines do.
+
+Usage: python benchmarks/scale.py [--only processes | sweeps] [--json FILE]
+
+With ``--only`` the other check is left as FILE has it.
 """
 
 import argparse
@@ -26,6 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from provenance import how_made
+from simulator import Costs, Work, shares, simulated
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
@@ -35,6 +43,10 @@ from dissensus.execution.ranks import Ranks, several_ranks
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 8
 STEPS, EPOCHS, ROUNDS = 10, 4, 5
+SWEPT_ROWS, SWEPT_EPOCHS, SWEPT_GROUPS = 1280, 120, 6
+"""Of the sweeps on a cluster: rows of data, epochs, and shapes, each of which is a task."""
+TINY, TINY_GROUPS = 1, 4
+"""Epochs of the sweeps that tell what a cluster costs, and how many shapes the second has beyond the first."""
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, str]] = {
     # network, shape of an input, batch size, backend
     "MLP 10-256-256-1, batch 128": (partial(ds.nets.mlp, 10, 1, (256, 256)), (10,), 128, "batched"),
@@ -45,9 +57,12 @@ ASSUMED: dict[str, float] = {
     "inside a machine, seconds a message": 20e-6,
     "between machines, bytes a second": 40e9,
     "between machines, seconds a message": 50e-6,
-    "storage, bytes a second": 1e9,
-    "start of a process, seconds": 30.0,
-    "scheduling a task, seconds": 0.1,
+    "storage of all machines together, bytes a second": 1e9,
+    "results on their way home, bytes a second": 1e9,
+    "a worker until it can begin, seconds": 30.0,
+    "a task before it computes, seconds": 5.0,
+    "a task in the script's process, seconds": 0.01,
+    "a lost machine until it is replaced, seconds": 120.0,
     "ResNet-50 at 224, images a second": 2500.0,
 }
 
@@ -166,6 +181,80 @@ def checked_row(name: str, processes: int, members: int, predicted: float, measu
     }
 
 
+def cluster_seconds(workers: int, groups: int, epochs: int) -> float:
+    """Seconds of a sweep of some shapes on a fresh Ray cluster of workers with one core."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    store: dict[str, Any] = {"object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **store})
+    try:
+        for _ in range(workers):
+            cluster.add_node(num_cpus=1, **store)
+        ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            swept(groups, epochs, cluster="ray", checkpoint=folder)
+            return time.perf_counter() - start
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def swept(groups: int, epochs: int, **options: Any) -> ds.Sweep:
+    """A sweep in which every group has a run: its width is its own."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(SWEPT_ROWS, 10, generator=generator), torch.randn(SWEPT_ROWS, 1, generator=generator)
+    return ds.sweep(
+        perceptron,
+        (x, y),
+        partial(ds.objectives.augmented, beta=0.5, loss="squared_error", pool="score"),
+        grid={"width": [200 + group for group in range(groups)]},
+        members=MEMBERS,
+        epochs=epochs,
+        batch_size=128,
+        lr=1e-3,
+        backend="batched",
+        padding=False,
+        **options,
+    )
+
+
+def perceptron(width: int) -> nn.Module:
+    return ds.nets.mlp(10, 1, (width, width))
+
+
+def checked_sweeps() -> dict[str, Any]:
+    """Predicted and measured seconds of sweeps on Ray clusters of one worker and of two, here."""
+    with one_thread():
+        swept(1, 1)
+        times: dict[int, list[float]] = {TINY: [], SWEPT_EPOCHS: []}
+        for _ in range(2):
+            for epochs, seconds in times.items():
+                start = time.perf_counter()
+                swept(1, epochs)
+                seconds.append(time.perf_counter() - start)
+        tiny, whole = (min(seconds) for seconds in times.values())
+        compute = whole - tiny
+        few, more = cluster_seconds(1, 1, TINY), cluster_seconds(1, 1 + TINY_GROUPS, TINY)
+        task = (more - few) / TINY_GROUPS
+        costs = Costs(start=few - task, task=task)
+        rows = []
+        for workers in (1, 2):
+            predicted = simulated([Work(compute)] * SWEPT_GROUPS, workers, costs).seconds
+            measured = cluster_seconds(workers, SWEPT_GROUPS, SWEPT_EPOCHS)
+            rows.append(
+                {
+                    "workers": workers,
+                    "groups": SWEPT_GROUPS,
+                    "predicted_s": predicted,
+                    "measured_s": measured,
+                    "error": predicted / measured - 1,
+                }
+            )
+    return {"start_s": costs.start, "task_s": task, "computing_s": compute, "rows": rows}
+
+
 def of_messages(numbers: float, place: str, messages: int = 1) -> float:
     """Seconds that numbers of four bytes take between processes."""
     return messages * ASSUMED[f"{place}, seconds a message"] + 4 * numbers / ASSUMED[f"{place}, bytes a second"]
@@ -183,16 +272,32 @@ def scenario(what: str, cards: int, seconds: Mapping[str, float]) -> dict[str, A
     }
 
 
-def tasks(what: str, count: int, compute: float, stored_bytes: float, cards: int) -> dict[str, Any]:
-    """Independent trainings, one after the other on every card; all cards write to one storage."""
-    turns = math.ceil(count / cards)
-    seconds = {
-        "computing": turns * compute,
-        "starting processes": ASSUMED["start of a process, seconds"],
-        "scheduling": count * ASSUMED["scheduling a task, seconds"],
-        "storage": count * stored_bytes / ASSUMED["storage, bytes a second"],
+def tasks(what: str, works: list[Work], cards: int, lost_every: float | None = None) -> dict[str, Any]:
+    """Independent trainings on cards, simulated; maybe a card is lost every some seconds."""
+    costs = Costs(
+        start=ASSUMED["a worker until it can begin, seconds"],
+        task=ASSUMED["a task before it computes, seconds"],
+        dispatch=ASSUMED["a task in the script's process, seconds"],
+        storage=ASSUMED["storage of all machines together, bytes a second"],
+        home=ASSUMED["results on their way home, bytes a second"],
+        again=ASSUMED["a lost machine until it is replaced, seconds"],
+    )
+    losses: list[tuple[float, int]] = []
+    if lost_every is not None:
+        what += f", a card lost every {lost_every / 60:.0f} minutes"
+        longest = simulated(works, cards, costs).seconds
+        losses = [(lost_every * (turn + 0.5), turn % cards) for turn in range(int(longest / lost_every))]
+    result = simulated(works, cards, costs, losses)
+    spent = {name: share for name, share in shares(result, cards).items() if share > 0}
+    return {
+        "what": what,
+        "cards": cards,
+        "hours": result.seconds / 3600,
+        "shares": spent,
+        "bottleneck": max(spent, key=lambda name: spent[name]),
+        "tasks": len(works),
+        "bytes_home": sum(work.result for work in works),
     }
-    return scenario(what, cards, seconds)
 
 
 def model() -> list[dict[str, Any]]:
@@ -202,17 +307,18 @@ def model() -> list[dict[str, Any]]:
     }
     sweeps = {row["runs"]: row["sweep_ms"] / 1e3 for row in read("sweeps_gpu")["rows"]}
     rows = []
-    # 100 epochs of 1,000 rows at batch 32, in groups of 1,100 runs; weights and two moments are stored.
+    # 100 epochs of 1,000 rows at batch 32, in groups of 1,100 runs; a checkpoint has weights and two moments.
     weights = 1100 * 20 * sum(parameter.numel() for parameter in ds.nets.mlp(10, 1, (30, 30)).parameters())
-    for cards in (1, 8, 64):
-        compute = 100 * math.ceil(1000 / 32) * sweeps[1100]
-        rows.append(tasks("100,000 runs × 20 MLPs", math.ceil(1e5 / 1100), compute, 4 * 3 * weights, cards))
+    group = Work(100 * math.ceil(1000 / 32) * sweeps[1100], 3 * 4 * weights, 4 * weights)
+    groups = [group] * math.ceil(1e5 / 1100)
+    rows += [tasks("100,000 runs × 20 MLPs", groups, cards) for cards in (1, 8, 64)]
     # 200 epochs of 50,000 images at batch 64.
     resnet20 = sum(parameter.numel() for parameter in ds.nets.resnet20().parameters())
     epochs = 200 * math.ceil(50_000 / 64)
-    for cards in (1, 8, 64):
-        compute = epochs * steps["ResNet-20", 5, 64]
-        rows.append(tasks("1,000 ensembles of 5 ResNet-20, CIFAR-10", 1000, compute, 4 * 3 * 5 * resnet20, cards))
+    ensemble = Work(epochs * steps["ResNet-20", 5, 64], 3 * 4 * 5 * resnet20, 4 * 5 * resnet20)
+    what = "1,000 ensembles of 5 ResNet-20, CIFAR-10"
+    rows += [tasks(what, [ensemble] * 1000, cards) for cards in (1, 8, 64)]
+    rows.append(tasks(what, [ensemble] * 1000, 64, lost_every=600.0))
     for cards, members in ((1, 20), (4, 5), (20, 1)):
         travels = 0.0 if cards == 1 else of_messages(20 * 64 * 10, "inside a machine", 2)
         seconds = {"computing": epochs * steps["ResNet-20", members, 64], "outputs and flags": epochs * travels}
@@ -235,14 +341,26 @@ def read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json")
+    parser.add_argument("--only", choices=("processes", "sweeps"))
     arguments = parser.parse_args()
     logging.getLogger("dissensus").setLevel(logging.ERROR)
+    before = json.loads(Path(arguments.json).read_text()) if arguments.only else {}
     made = {**how_made(), "steps on a card": f"{read('gpu')['made']['device']}, gpu.json and sweeps_gpu.json"}
-    result = {"made": made, "assumed": ASSUMED, "checked": checked(), "model": model()}
-    for row in (*result["checked"], *result["model"]):
+    result = {
+        "made": made,
+        "assumed": ASSUMED,
+        "checked": before["checked"] if arguments.only == "sweeps" else checked(),
+        "sweeps": before["sweeps"] if arguments.only == "processes" else checked_sweeps(),
+        "model": model(),
+    }
+    for row in (*result["checked"], result["sweeps"], *result["model"]):
         print(row)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "results"
 INKS = {"light": "#1f2933", "dark": "#d6dde4"}
 _GAP = 14
 """Points between figures that stand side by side."""
+_PAGE = 830
+"""Points that fit into the width of a page of 816 pixels with text of 11 points at about 11 pixels."""
 _MOST_LOSS = 1.4
 """In multiples of independent training; beyond it, the others would look flat."""
 
@@ -66,7 +68,7 @@ def benefit() -> list[Any]:
             f"{times[-1]:.0f} ms", (rows[-1]["members"], times[-1]), (0, 6), textcoords="offset points", ha="right"
         )
     axes.set(xlabel="members", ylabel="milliseconds of a step", title="The price of members")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * axes.get_ylim()[1])  # room for the number above the last point
     axes.legend(frameon=False)
 
     tables = [row for row in benchmark("tabular")["rows"] if row["task"] == "classification"]
@@ -298,7 +300,7 @@ def as_file(figures: Sequence[Any], description: str) -> bytes:
             if legend := axes.get_legend():
                 legend.set_frame_on(False)
     drawn = [style.as_svg(figure, description) for figure in figures]
-    rows = [drawn[i : i + 2] for i in range(0, len(drawn), 2)]
+    rows = _rows(drawn)
     sizes = [[[float(size) for size in svg.attrib["viewBox"].split()[2:]] for svg in row] for row in rows]
     width = max(sum(w for w, _ in row) + _GAP * (len(row) - 1) for row in sizes)
     height = sum(max(h for _, h in row) + _GAP for row in sizes) - _GAP
@@ -316,6 +318,21 @@ def as_file(figures: Sequence[Any], description: str) -> bytes:
             left += w + _GAP
         top += max(h for _, h in row_sizes) + _GAP
     return tostring(whole)
+
+
+def _width(svg: Element) -> float:
+    return float(svg.attrib["viewBox"].split()[2])
+
+
+def _rows(drawn: Sequence[Element]) -> list[list[Element]]:
+    """Rows of two figures, or of one where two would be wider than a page, which would make their text small."""
+    rows: list[list[Element]] = []
+    for svg in drawn:
+        if rows and len(rows[-1]) == 1 and _width(rows[-1][0]) + _GAP + _width(svg) <= _PAGE:
+            rows[-1].append(svg)
+        else:
+            rows.append([svg])
+    return rows
 
 
 def _place(svg: Element, whole: Element, left: float, top: float, size: tuple[float, float]) -> None:

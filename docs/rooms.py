@@ -76,13 +76,13 @@ def draw() -> Any:
             f"{room}\n{lines(room):,} lines",
             ha="center",
             va="center",
-            fontsize=9.5,
+            fontsize=10.5,
             bbox=box,
             zorder=3,
             color=style.DARK_INK,
         )
     for floor, (title, _) in enumerate(reversed(FLOORS)):
-        axes.text(-3.3, floor, title, va="center", fontsize=10, alpha=0.8, style="italic")
+        axes.text(-3.3, floor, title, va="center", fontsize=10.5, alpha=0.8, style="italic")
         axes.axhline(floor - 0.5, color="#cbd5e1", lw=0.6, zorder=0)
     axes.set_xlim(-3.4, 10.3)
     axes.set_ylim(-0.55, len(FLOORS) - 0.45)

@@ -4,6 +4,7 @@ import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import fixed_times
 import jaxtyping
 import pytest
 import torch
@@ -45,6 +46,20 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def _same_start():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _same_backends():
+    """Let ``backend="auto"`` choose the same in every run of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        fixed_times.fix(patch.setattr)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _measured_backends(request, monkeypatch):
+    if "measures_backends" in request.keywords:
+        fixed_times.measure(monkeypatch.setattr)
 
 
 @pytest.fixture

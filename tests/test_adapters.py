@@ -2,12 +2,14 @@
 
 import copy
 import math
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dissensus as ds
 from dissensus import adapters
@@ -89,6 +91,31 @@ def test_batch_ensemble_scales_inputs_and_outputs():
     torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias))
 
 
+@pytest.mark.parametrize("shape", [(2, 7), (4, 9, 7)], ids=["few", "many"])
+def test_gradients_of_scales_and_of_what_they_scale(shape):
+    """In training, many rows are multiplied by scaled weights, and few rows are scaled themselves."""
+    torch.manual_seed(0)
+    layer = drawn(adapters.batch_ensemble(nn.Linear(7, 6).double()))
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    tensors = [x, *layer.parameters()]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        outputs = layer(x)
+    weight = layer.base.weight * torch.outer(layer.scale_out, layer.scale_in)
+    expected = F.linear(x, weight, layer.bias)
+    torch.testing.assert_close(outputs, expected)
+    cotangent = torch.randn_like(outputs)
+    gradients = torch.autograd.grad(outputs, tensors, cotangent)
+    for actual, gradient in zip(gradients, torch.autograd.grad(expected, tensors, cotangent), strict=True):
+        torch.testing.assert_close(actual, gradient)
+    of_rows = [size for size in kept if math.prod(size) in (math.prod(shape), math.prod(shape) // 7 * 6)]
+    assert len(of_rows) == (3 if len(shape) == 2 else 1), "only the input is kept of many rows"
+    called = []
+    layer.base.register_forward_hook(lambda *_: called.append(1))
+    torch.testing.assert_close(layer(x), expected)
+    assert called, "the layer inside is called where somebody listens"
+
+
 def test_first_values_of_scales():
     base = network()
     signs = adapters.batch_ensemble(base)
@@ -143,6 +170,25 @@ def test_what_cannot_be_adapted_is_refused():
         adapters.tabm(nn.Linear(3, 2))
     with pytest.raises(ValueError, match="`network` must have adapters"):
         adapters.merge(network())
+
+
+@pytest.mark.parametrize(
+    "use", [adapters.lora, adapters.batch_ensemble, adapters.tabm, adapters.merge], ids=lambda use: use.__name__
+)
+def test_ensembles_and_functions_are_no_networks(use):
+    base = network()
+    ens = ds.Ensemble(lambda: adapters.lora(base, 2), 3, shared="frozen")
+    with pytest.raises(TypeError, match=r"`network` must be one network; got an Ensemble\. A member\? Use ens\.member"):
+        use(ens)
+    with pytest.raises(TypeError, match=r"`network` must be an nn\.Module; got function"):
+        use(network)
+
+
+def test_messages_list_what_there_is():
+    with pytest.raises(ValueError, match=r"got 'attention'\. Last parts of names: 0, 2, 4\."):
+        adapters.lora(network(), targets="attention")
+    with pytest.raises(ValueError, match=r"`head` must name a linear layer; got 'out'\. There are: 0, 2, 4\."):
+        adapters.tabm(network(), head="out")
 
 
 def test_lora_is_that_of_peft():
@@ -244,3 +290,28 @@ def test_peft_keeps_adapters_of_16_bits_in_float32_too():
     assert ours[0].down.dtype == layer.lora_A["default"].weight.dtype
     x = torch.randn(5, 4).bfloat16()
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-2, atol=1e-2)
+
+
+class Counted(TorchDispatchMode):
+    """Counts calls by name and shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        shape = tuple(args[0].shape) if args and isinstance(args[0], torch.Tensor) else ()
+        self.calls[func.overloadpacket.__name__, shape] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("alpha", [None, 6.0])
+def test_adapters_neither_cast_nor_scale_large_tensors_under_autocast(alpha):
+    layer = drawn(adapters.lora(nn.Linear(16, 16), rank=2, alpha=alpha))
+    x = torch.randn(5, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16), Counted() as counted:
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert counted.calls["_to_copy", (5, 16)] == counted.calls["mul", (5, 16)] == 0
+    assert counted.calls["mul", (5, 2)] == (alpha is not None)
+    torch.testing.assert_close(y.float(), layer(x.float()), rtol=0.05, atol=0.05)

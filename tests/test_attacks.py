@@ -139,7 +139,7 @@ def test_exactly_as_many_updates_as_steps():
         torch.testing.assert_close(flat_model, x + steps * 0.01 * signs)
         torch.testing.assert_close(calls(random_start=False, decay=1.0), flat_model)
         passes = Counted(model)
-        attacks.carlini_wagner(passes, x, y, steps=steps, search_steps=1, constant=1e-9)
+        attacks.carlini_wagner(passes, x, y, steps=steps, search_steps=1, constant=1e-9, abort_early=False)
         assert passes.backward == steps
     counted_model = Counted(model)
     attacks.apgd(counted_model, x, y, epsilon=1e-3, steps=9)
@@ -448,7 +448,7 @@ def test_confidence_is_kept():
 def test_a_fixed_constant_is_one_run():
     model, x, y, *_ = two_planes()
     runs = Counted(model)
-    weak = attacks.carlini_wagner(runs, x, y, steps=5, search_steps=0, constant=1e-6)
+    weak = attacks.carlini_wagner(runs, x, y, steps=5, search_steps=0, constant=1e-6, abort_early=False)
     assert runs.backward == 5
     assert not weak.success.any()
     strong = attacks.carlini_wagner(model, x, y, steps=60, search_steps=0, constant=10.0)

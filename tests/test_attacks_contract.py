@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dissensus as ds
 from dissensus import attacks
-from dissensus.attacks import blocks, problem, suites
+from dissensus.attacks import blocks, gradient, problem, suites
 from dissensus.metrics import wilson
 
 EPSILON = {"linf": 0.1, "l2": 0.8}
@@ -304,9 +304,9 @@ def test_batch_order_and_active_set_do_not_matter(row, monkeypatch):
     assert_same(shuffled, attacks.Adversarial(*(part[order] for part in expected)), row.exact)
     parts = [row.attack(model, x[i : i + 5], y[i : i + 5]) for i in range(0, 9, 5)]
     assert_same(attacks.Adversarial(*map(torch.cat, zip(*parts, strict=True))), expected, row.exact)
-    monkeypatch.setattr(blocks, "BLOCK", 10**9)
+    monkeypatch.setattr(blocks, "HOST_BLOCK", 10**9)
     assert_same(row.attack(model, x, y), expected, row.exact)
-    monkeypatch.setattr(blocks, "BLOCK", 1)
+    monkeypatch.setattr(blocks, "HOST_BLOCK", 1)
     monkeypatch.setattr(blocks, "SHARE", 0.0)
     assert_same(row.attack(model, x, y), expected, row.exact)
 
@@ -442,7 +442,7 @@ def test_steps_read_nothing_on_the_host(row, monkeypatch):
             monkeypatch.setattr(module, "Steps", watched_steps)
     model = Steady()
     row.attack(model, *right_only(model, images(6)[0]))
-    assert kinds or row.entry.function is attacks.random_noise, "noise takes no steps"
+    assert kinds or row.entry.function in (attacks.random_noise, attacks.fgsm), "these take no steps of a loop"
     with pytest.raises(AssertionError), NoHostReads():
         torch.ones(3).sum().item()
 
@@ -605,3 +605,25 @@ def test_an_attack_without_memory_says_what_helps(moment):
     data = (torch.rand(16, 4), torch.randint(3, (16,)))
     with pytest.raises(ds.OutOfMemory, match=r"batches of 8 examples\. What helps: batch_size=4"):
         ds.attacks.evaluate(Full(4, 3), data, "quick", epsilon=0.1, batch_size=8)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("epsilon", [8 / 255, 0.3])
+def test_one_step_is_the_first_of_a_loop(norm, dtype, epsilon, monkeypatch):
+    """FGSM keeps no state of a loop, and ends where the loop ends, to the bit."""
+    model = Steady(dtype=dtype)
+    x, y = right_only(model, images(40, dtype=dtype)[0])
+    x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.1, x.round(), x)  # at edges
+    y = model(x).argmax(-1)
+    ours = attacks.fgsm(model, x, y, epsilon=epsilon, norm=norm)
+    in_loop = functools.partial(
+        gradient.gradient_attack, pool="probability", target=None, box=(0.0, 1.0), model=model, x=x, y=y
+    )
+    settings = gradient.GradientSteps(norm, epsilon, steps=1, step_size=epsilon)
+    monkeypatch.setattr(gradient, "_one_step", None)
+    loop = in_loop(settings=settings._replace(decay=0.0))  # no momentum: the gradient at a length of its own
+    assert loop.success.any()
+    assert torch.equal(ours.success, loop.success)
+    tolerance = 0 if norm == "linf" else 1e-5
+    torch.testing.assert_close(ours.inputs, loop.inputs, rtol=tolerance, atol=tolerance)

@@ -99,8 +99,9 @@ def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
     names = ("networks alone", "forest of 5", "biases per example, 1 times", "few-shot, 20 rows, ridge")
     same_seed, other_seed = (made_cases("friedman-200", names, seed) for seed in (0, 1))
     for name in names:
-        np.testing.assert_array_equal(same_seed[name].case.test, regression[name].case.test)
-        assert not np.array_equal(other_seed[name].case.test, regression[name].case.test)
+        # To rounding: how many networks train together decides how products are added up.
+        np.testing.assert_allclose(same_seed[name].case.test, regression[name].case.test, rtol=1e-2, atol=1e-4)
+        assert not np.allclose(other_seed[name].case.test, regression[name].case.test, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
 """Benchmarks record how their results were made."""
 
+import doctest
 import importlib
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -126,3 +129,61 @@ def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypat
     assert "- BERT (plain torch), M = 2: LoRA, heads, BatchEnsemble, full copies (no time was left)" in text
     assert "kernels" not in text  # a CPU has none
     assert table.cell({"kernels": 12, "one_kernels": 4}, "kernels") == "3.0"
+
+
+@pytest.fixture
+def simulator(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("simulator")
+
+
+def test_the_examples_of_the_simulator_hold(simulator):
+    assert doctest.testmod(simulator) == (0, 3)
+
+
+def test_simulated_tasks_take_turns(simulator):
+    works = [simulator.Work(seconds) for seconds in (10.0, 4.0, 4.0, 4.0)]
+    result = simulator.simulated(works, 2, simulator.Costs(start=1.0, task=0.5))
+    assert result.seconds == 1 + 3 * 4.5, "the second worker does the three short ones"
+    assert result.spent["computing"] == 22
+    assert result.spent["waiting"] == pytest.approx(14.5 - 11.5)
+
+
+def test_simulated_checkpoints_share_a_storage(simulator):
+    costs = simulator.Costs(storage=1e9, every=10.0)
+    alone, beside = (simulator.simulated([simulator.Work(20.0, 0.1e9)] * count, count, costs) for count in (1, 4))
+    assert alone.seconds == pytest.approx(20 + 3 * 0.1)
+    assert beside.seconds == pytest.approx(20 + 3 * 0.1 + 3 * 0.1), "the last one has waited once for the others"
+    assert beside.spent["storage"] == pytest.approx((0.1 + 0.2 + 0.3 + 0.4) + 2 * 4 * 0.1), "apart from then on"
+
+
+def test_simulated_results_come_home_one_after_the_other(simulator):
+    result = simulator.simulated([simulator.Work(5.0, result=2e9)] * 3, 3, simulator.Costs(home=1e9))
+    assert (result.seconds, result.home) == (11.0, 6.0)
+
+
+@pytest.mark.parametrize("moment", [3.0, 12.0, 29.0])
+def test_a_simulated_loss_costs_the_time_since_the_last_checkpoint(simulator, moment):
+    costs = simulator.Costs(every=10.0, again=2.0)
+    result = simulator.simulated([simulator.Work(30.0)], 1, costs, [(moment, 0)])
+    assert result.spent["lost"] == moment % 10
+    assert result.seconds == 30 + moment % 10 + 2
+    taken_over = simulator.simulated([simulator.Work(30.0)], 2, costs, [(moment, 0)])
+    assert taken_over.seconds == 30 + moment % 10, "the other worker has nothing to do, and goes on at once"
+
+
+def test_shares_of_a_simulation_are_all_of_its_time(simulator):
+    works = [simulator.Work(50.0 + number, 1e8, 1e8) for number in range(10)]
+    costs = simulator.Costs(3.0, 2.0, 0.1, 1e9, 1e8, again=20.0)
+    result = simulator.simulated(works, 4, costs, [(40.0, 0), (70.0, 1), (1e9, 2)])
+    assert sum(simulator.shares(result, 4).values()) == pytest.approx(1)
+    assert result.spent["computing"] == pytest.approx(sum(work.seconds for work in works))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with PyTorch for CUDA")
+def test_stacked_kernels_compute_convolutions_and_batch_norm():
+    """By Triton's interpreter, which needs no GPU."""
+    command = [sys.executable, str(BENCHMARKS / "stacked_kernels.py"), "--check"]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -11,6 +11,8 @@ import dissensus as ds
 from dissensus.execution import choice
 from dissensus.execution.choice import interleaved, seconds_allowed, settled, typical
 
+pytestmark = pytest.mark.measures_backends
+
 UNDECIDED = [0.011, 0.009, 0.010] * 50
 """Times whose middle is above their least: two backends that both take these are not told apart."""
 
@@ -88,6 +90,21 @@ def test_measuring_takes_no_more_than_its_share(passes):
         assert 0.67 * (rounds + 1) > choice.MOST_SECONDS
     if passes == 1:
         assert rounds == choice.FEWEST_ROUNDS
+
+
+def test_a_short_job_does_not_wait_for_rounds_of_long_passes():
+    timed, calls = clock(loop=[2.0], vmap=[3.0])
+    assert winner(timed, ["loop", "vmap"], 10) == "loop"
+    assert len(calls) == 2, "of ten passes of two seconds, measuring took two"
+    timed, calls = clock(loop=[2.0], vmap=[1.9])
+    assert winner(timed, ["loop", "vmap"], 10**6) == "vmap"
+    assert len(calls) == 2 * 3, "a long training has the time to tell them apart"
+
+
+def test_a_first_pass_that_is_long_once_does_not_count():
+    timed, _ = clock(loop=[1.0, 0.010], vmap=[1.2, 0.009])
+    times = interleaved(timed, ["loop", "vmap"], 10**6)
+    assert max(map(max, times.values())) == 0.010
 
 
 def test_a_candidate_that_fails_in_the_first_turn_drops_out():

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,13 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("unc
 
 N = 24
 augmented = partial(ds.objectives.augmented, loss="squared_error", pool="score")
-HEAD = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+HEAD = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
 WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head without workers and two nodes with one core each; this process is connected to it."""
+    """A head and a node with one core each; this process is connected to it."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -43,8 +44,7 @@ def cluster():
     except Exception as reason:
         pytest.skip(f"Ray cannot start here: {reason}")
     try:
-        for _ in range(2):
-            started.add_node(**WORKER)
+        started.add_node(**WORKER)
         ray.init(address=started.address, logging_level=logging.ERROR, log_to_driver=False)
         yield started
     finally:
@@ -153,6 +153,28 @@ def test_the_default_dtype_is_that_of_this_process(cluster, tmp_path):
         torch.set_default_dtype(torch.float32)
 
 
+class ClippedInPlace(torch.utils.data.Dataset):
+    """Examples whose arrays are changed as they are read."""
+
+    def __init__(self) -> None:
+        self.x, self.y = (tensor.numpy() for tensor in data())
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.x[index] = self.x[index].clip(-1, 1)
+        return torch.from_numpy(self.x[index].copy()), torch.from_numpy(self.y[index])
+
+
+def test_a_data_set_may_change_its_arrays(cluster, tmp_path):
+    def trained(**options):
+        loader = torch.utils.data.DataLoader(ClippedInPlace(), batch_size=8)
+        return swept(source=loader, grid={"seed": [0, 1]}, objective=partial(augmented, beta=0.5), **options)
+
+    assert_equal_runs(trained(cluster="ray", checkpoint=tmp_path), trained())
+
+
 def plainly(outputs: torch.Tensor, targets: torch.Tensor, *, beta: float) -> ds.LossParts:
     """The objective as workers know it: the tests add checks of shapes to that of the package."""
     return ds.objectives.augmented(outputs, targets, beta=beta, loss="squared_error", pool="score")
@@ -254,6 +276,19 @@ def test_an_error_of_the_objective_arrives_as_it_is(cluster, tmp_path):
     assert "failing" in told.value.__notes__[0], "the lines of the worker are told"
 
 
+def warning(outputs: torch.Tensor, targets: torch.Tensor, *, beta: float) -> ds.LossParts:
+    if not outputs.requires_grad:
+        warnings.warn("this is the objective", RuntimeWarning, stacklevel=1)
+    return augmented(outputs, targets, beta=beta)
+
+
+def test_warnings_of_workers_are_told_once(cluster, tmp_path, caplog):
+    swept(warning, grid={"beta": [0.5, 1.0]}, validation=0.25, cluster="ray", checkpoint=tmp_path)
+    told = [record.message for record in caplog.records if "this is the objective" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith("RuntimeWarning: this is the objective (")
+
+
 def test_a_task_that_runs_out_of_memory_gets_the_advice_of_one_machine(cluster, tmp_path):
     with pytest.raises(ds.OutOfMemory, match="What helps: .*a smaller batch"):
         swept(partial(failing, how="memory"), cluster="ray", checkpoint=tmp_path)
@@ -266,6 +301,15 @@ def test_what_ray_stops_for_want_of_memory_gets_advice():
     attempts.count(lost, 2)
     with pytest.raises(ds.OutOfMemory, match="run 3 has lost its worker 2 times .*: killed. Smaller"):
         attempts.count(lost, 2)
+
+
+def test_what_does_not_arrive_at_a_worker_is_a_loss(monkeypatch):
+    import ray
+
+    outcome = clusters._Outcome(None, ray.exceptions.ObjectLostError("ab", None, ""), "", [], "n")
+    monkeypatch.setattr("ray.get", lambda reference: outcome)
+    with pytest.raises(clusters._Lost, match="Failed to retrieve object ab"):
+        clusters.Workers(ray, RayCluster())._result(clusters.Task(print, (), "run 3", clusters.Need()), None)
 
 
 def test_attempts_count_from_the_last_progress(tmp_path):
@@ -354,11 +398,29 @@ def test_a_study_on_a_cluster_gives_the_rows_of_one_machine(cluster, tmp_path, m
     for row, other in zip(mine["rows"], theirs["rows"], strict=True):
         assert row["hyperparameters"] == other["hyperparameters"], "the search has found the same"
         assert row["measures"] == pytest.approx(other["measures"], rel=1e-4)
-    assert mine["made"]["hardware"].startswith("Ray cluster of 3 nodes, 2 CPUs")
+    assert mine["made"]["hardware"].startswith("Ray cluster of 2 nodes, 2 CPUs")
     assert mine["made"]["searched_networks"] == theirs["made"]["searched_networks"]
-    assert told[-1] == ("2 of 2 tasks are done, on a Ray cluster of 3 nodes, 2 CPUs", 1.0)
+    assert told[-1] == ("2 of 2 tasks are done, on a Ray cluster of 2 nodes, 2 CPUs", 1.0)
     assert not list(folders[0].rglob("search-*")), "checkpoints of trials are gone"
     assert runner.run("collusion/figure-2", "smoke", changes=STUDY, root=Path("there"), cluster="ray") == folders[0]
+
+
+def test_the_runs_of_a_unit_are_tasks_where_units_would_leave_workers_idle(cluster, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dissensus")
+    told: list[str] = []
+    folders = [
+        runner.run("collusion/figure-7", "smoke", changes={"grid.seed": [0]}, root=tmp_path / root, **options)
+        for root, options in (
+            ("there", {"cluster": "ray", "on_study": lambda text, share: told.append(text)}),
+            ("here", {}),
+        )
+    ]
+    assert "in 2 blocks" in caplog.text
+    assert any("epoch 4/4" in text for text in told), "its progress is that of a sweep"
+    mine, theirs = (json.loads((folder / "report.json").read_text())["rows"] for folder in folders)
+    for row, other in zip(mine, theirs, strict=True):
+        assert row["hyperparameters"] == other["hyperparameters"]
+        assert row["measures"] == pytest.approx(other["measures"], rel=1e-4)
 
 
 def test_jobs_and_a_cluster_exclude_each_other(tmp_path):
@@ -414,6 +476,53 @@ def test_a_run_whose_node_is_lost_goes_on_elsewhere(cluster, tmp_path, caplog):
 def test_a_task_that_loses_its_worker_too_often_is_an_error(cluster, tmp_path):
     with pytest.raises(ClusterError, match="has lost its worker once without coming further"):
         swept(partial(failing, how="killed"), cluster=RayCluster(attempts=1), checkpoint=tmp_path)
+
+
+def test_a_client_in_the_environment_is_refused(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with (
+        pytest.raises(ValueError, match="^`RAY_ADDRESS` must be HOST:PORT of the head node, not of a Ray client"),
+        clusters.connected(RayCluster()),
+    ):
+        pass
+
+
+def test_the_connection_of_a_client_is_refused(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.util.client.ray.is_connected", lambda: True)
+    with (
+        pytest.raises(ValueError, match="^`cluster` must be one that this process belongs to"),
+        clusters.connected(RayCluster()),
+    ):
+        pass
+
+
+def test_what_ray_changes_in_this_process_is_put_back(monkeypatch):
+    def init(**options: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        os.environ["RAY_SOMETHING"] = "1"
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name, function in {"init": init, "is_initialized": lambda: False, "shutdown": lambda: None}.items():
+        monkeypatch.setattr(f"ray.{name}", function)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with clusters.connected(RayCluster()):
+            assert signal.getsignal(signal.SIGTERM) is not before
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert "RAY_SOMETHING" not in os.environ
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpus", "cores"), [(40, 1.0, 8), (40, 0.5, 4), (1, 1.0, 32), (40, 0.0, 1), (3, 0.0, 10)]
+)
+def test_tasks_take_the_cores_that_would_be_idle(monkeypatch, tasks, gpus, cores):
+    workers = clusters.Workers(None, RayCluster())
+    monkeypatch.setattr(workers, "nodes", lambda: [clusters.Node("1", "a", 32.0, 4.0, 0)])
+    assert workers.cores(clusters.Need(1, gpus), tasks) == cores
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379", 6379])

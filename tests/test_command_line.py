@@ -427,7 +427,7 @@ def test_a_command_that_runs_out_of_memory_gives_advice_in_one_line(monkeypatch,
 
 
 COMMANDS = (
-    *("", "demo", "audit", "report", "ood", "robust", "masks", "convert"),
+    *("", "demo", "audit", "report", "tune", "ood", "robust", "masks", "convert"),
     *("study", "study list", "study show", "study run", "study report", "data", "data list", "data get", "data check"),
 )
 
@@ -437,6 +437,7 @@ def test_help_fits_eighty_columns_and_cuts_nothing(name, command):
     code, printed, _ = command(f"{name} --help", COLUMNS="80")
     assert code == 0
     assert "…" not in printed
+    assert "<bool>" not in printed, "a flag takes no value"
     assert max(map(len, printed.splitlines())) <= 80
 
 
@@ -445,6 +446,17 @@ def test_commands_stand_in_the_order_a_new_user_meets_them(command):
     names = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
     assert names[:3] == ["demo", "audit", "report"]
     assert names[-1] == "convert"
+
+
+@pytest.mark.parametrize("arguments", ["--json audit.json", "--page audit.html"])
+def test_files_are_there_when_nobody_reads_the_screen_to_its_end(arguments, command, tmp_path, monkeypatch):
+    def closed(*_):
+        raise SystemExit(141)  # as when `head` has ended
+
+    monkeypatch.setattr("dissensus.cli.audit._print", closed)
+    code, *_ = command(f"{AUDIT} --targets labels.npy {arguments}")
+    assert code == 141
+    assert (tmp_path / arguments.split()[1]).stat().st_size > 1000
 
 
 def test_columns_are_explained_below_tables(command):

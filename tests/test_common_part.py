@@ -250,6 +250,94 @@ def test_hooks_of_layers_run_for_every_member():
     assert seen.count("backward") in (1, M)
 
 
+class Residual(nn.Module):
+    """A trunk as those of torchvision: layers side by side with functions that write into their inputs."""
+
+    def __init__(self, uses_result=True, own=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.norm, self.second = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.requires_grad_(False)
+        self.head = nn.Linear(2, 3)
+        self.uses_result, self.own = uses_result, own
+
+    def forward(self, x):
+        x = x.view(-1, 1, 2, 2).repeat(1, 1, 2, 2)
+        h = self.norm(self.first(x))
+        if self.own:
+            h.add_(self.head.bias[0])  # a member's own
+        if self.uses_result:
+            h = self.relu(h)
+        else:
+            self.relu(h)
+        y = self.second(h)
+        y += h
+        y.add_(2 * h)
+        return self.head(self.second(y).mean((2, 3)))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("uses_result", [True, False])
+@pytest.mark.parametrize("backend", ["loop", "streams"])
+def test_what_comes_after_a_write_into_common_results_is_common(backend, uses_result, own, trained):
+    def build():
+        network = Residual(uses_result, own)
+        network.second.requires_grad_(trained)
+        network.head = nn.Linear(2, 3)
+        return network
+
+    torch.manual_seed(0)
+    ens = ds.Ensemble(build, M, backend=backend, shared=["first.*", "norm.*", "second.*"]).double().eval()
+    with torch.no_grad():
+        ens.body.network.head.bias.copy_(torch.randn(M, 3))
+    alone, x = [ens.member(i) for i in range(M)], inputs()
+    ens(x)
+    calls = []
+    forward = ens.body.network.second._conv_forward
+    ens.body.network.second._conv_forward = lambda *args: calls.append(1) or forward(*args)
+    outputs = ens(x)
+    del ens.body.network.second._conv_forward
+    # The result of the first call is written to, so that each member makes it; the second call is common.
+    assert len(calls) == (2 * M if own else M + 1)
+    expected = torch.stack([network(x) for network in alone])
+    torch.testing.assert_close(outputs, expected)
+    outputs.square().sum().backward()
+    expected.square().sum().backward()
+    for i, network in enumerate(alone):
+        torch.testing.assert_close(ens.body.network.head.weight.grad[i], network.head.weight.grad)
+    if trained:
+        summed = torch.stack([network.second.weight.grad for network in alone]).sum(0)
+        torch.testing.assert_close(ens.body.network.second.weight.grad, summed)
+
+
+@pytest.mark.parametrize("backend", ["loop", "streams"])
+def test_inference_mode_computes_the_common_part_once(backend):
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x):
+            calls.append(1)
+            return super().forward(x).relu_()
+
+    def build():
+        torch.manual_seed(3)
+        return nn.Sequential(Counted(4, 3).requires_grad_(False), nn.Linear(3, 3)).double()
+
+    ens = ds.Ensemble(build, M, backend=backend, shared="frozen")
+    expected = torch.stack([ens.member(i)(inputs()) for i in range(M)])
+    with torch.inference_mode():
+        made_inside = inputs() + 0
+        for x in (inputs(), made_inside):
+            ens(x)
+            calls.clear()
+            outputs = ens(x)
+            assert len(calls) == 1
+            torch.testing.assert_close(outputs, expected)
+            assert not outputs.requires_grad
+
+
 def test_inference_mode_and_modes_of_layers_that_change():
     ens = members_of(Trunk)
     expected = torch.stack([ens.member(i)(inputs()) for i in range(M)])

@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 SMOKE = {
     "README.md": {"epochs=40": "epochs=3", "RandomForestClassifier(50": "RandomForestClassifier(10"},
+    "index.md": {"epochs=40": "epochs=3"},
     "tutorials/audit.md": {"epochs=40": "epochs=5", "RandomForestClassifier(50": "RandomForestClassifier(10"},
     "tutorials/adapters.md": {"epochs=30": "epochs=2", "members=10": "members=2"},
     "tutorials/detection.md": {"epochs=40": "epochs=2", "members=10": "members=2"},
@@ -170,11 +171,23 @@ onload = () => {
 </script>"""
 
 
-@pytest.mark.slow
-def test_pages_fit_a_screen_and_a_phone_and_cut_no_code_off(site, tmp_path):
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
+@pytest.fixture
+def browser(tmp_path):
+    """A function that opens a page in Chromium and returns what it has become; all visits share a profile."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
         pytest.skip("no Chromium is installed; `apt-get install chromium` brings one")
+
+    def visit(page, *options):
+        options += ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}")
+        command = [program, *options, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+
+    return visit
+
+
+@pytest.mark.slow
+def test_pages_fit_a_screen_and_a_phone_and_cut_no_code_off(site, browser, tmp_path):
     (tmp_path / "site").symlink_to(site)
     pages = sorted(str(file.relative_to(site)) for file in site.rglob("*.html") if file.name != "404.html")
     frames = [
@@ -183,11 +196,16 @@ def test_pages_fit_a_screen_and_a_phone_and_cut_no_code_off(site, tmp_path):
         for width in (1280, 390)
     ]
     (tmp_path / "probe.html").write_text("\n".join(frames) + PROBE)
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    options += ["--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom"]
-    command = [browser, *options, (tmp_path / "probe.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert re.search(r'<pre id="result">(.*?)</pre>', done.stdout)[1] == f"{len(frames)} looked at: ."
+    content = browser(tmp_path / "probe.html", "--allow-file-access-from-files")
+    assert re.search(r'<pre id="result">(.*?)</pre>', content)[1] == f"{len(frames)} looked at: ."
+
+
+@pytest.mark.slow
+def test_pages_follow_the_readers_system_at_every_visit_as_pictures_do(site, browser):
+    """What an earlier visit has stored must not decide: pictures would have the ink of the other kind of page."""
+    for scheme, expected in ((0, "slate"), (1, "default")):  # Blink's numbers of dark and light
+        content = browser(site / "glossary.html", f"--blink-settings=preferredColorScheme={scheme}")
+        assert re.search(r'<body[^>]* data-md-color-scheme="(\w+)"', content)[1] == expected
 
 
 @pytest.mark.slow
@@ -223,6 +241,23 @@ def test_pictures_have_no_ink_of_their_own():
         text = picture.read_text()
         assert picture.name == "mark.svg" or "prefers-color-scheme:dark" in text.replace(" ", ""), picture.name
         assert "#010203" not in text, f"{picture.name} has the ink's stand-in"
+
+
+def test_text_in_pictures_is_large_enough_to_read():
+    """In pixels on a page, whose text is 816 pixels wide on a screen of 1280; pictures are not enlarged."""
+    sizes = {}
+    for picture in (ROOT / "docs" / "assets").rglob("*.svg"):
+        text = picture.read_text()
+        width = float(re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', text)[1])
+        fonts = [float(size) for size in re.findall(r"font(?:-size)?: [^;\"]*?([\d.]+)px", text)]
+        sizes[picture.name] = min(fonts, default=11.0) * min(816 / width, 4 / 3)
+    assert len(sizes) > 12
+    assert not {name: size for name, size in sizes.items() if size < 10.5}
+
+
+def test_the_logo_needs_no_font():
+    """Letters of a wider font than the one at hand would be cut off."""
+    assert "<text" not in (ROOT / "docs" / "assets" / "logo.svg").read_text()
 
 
 def test_examples_of_docstrings_get_fences(monkeypatch):
@@ -303,7 +338,7 @@ def test_numbers_in_sentences_follow_the_results(tmp_path):
     assert render_tables(tmp_path, "--check", *pages, "docs/masks.md").stderr == stale
     assert render_tables(tmp_path, *pages).returncode == 0
     readme, robustness = (plain_text(tmp_path / name) for name in ("README.md", "docs/robustness.md"))
-    assert "an ensemble with ADP keeps 12 %" in readme
+    assert "an ensemble trained with ADP is right on 12 % of the images" in readme
     assert "PGD at ε = 0.01 leaves 12 % with ADP" in robustness
     assert "The ensemble is right 50 % of the time" in plain_text(tmp_path / "docs" / "audit.md")
 

@@ -95,6 +95,14 @@ def test_members_that_differ_or_are_trained_differently_are_not(build, settings,
     assert not told(caplog, build, **settings)[1]
 
 
+@pytest.mark.parametrize("shared", ["0.*", "2.*"])
+def test_members_that_share_trained_weights_and_are_equal_in_the_others_are_told_of(shared, caplog):
+    ens, messages = told(caplog, ds.Ensemble(pretrained, M, shared=shared))
+    assert len(messages) == 1
+    first, *others = ens.predict(torch.randn(5, 4))
+    assert all(torch.allclose(first, other, atol=1e-5) for other in others)
+
+
 def test_dropout_that_sets_members_apart_is_mentioned_in_the_log(caplog):
     for build in (with_dropout, WithFunction):
         (message,) = told(caplog, build, logging.INFO)[1]

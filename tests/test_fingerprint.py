@@ -567,6 +567,12 @@ def test_the_device_does_not_count():
     assert fingerprint(network().cuda()) == fingerprint(network())
 
 
+def test_the_number_of_a_card_does_not_count():  # each of several processes has its own
+    for kind in (str, torch.device):
+        first, second, host = (fingerprint(closing(kind(name))) for name in ("cuda:0", "cuda:1", "cpu"))
+        assert first == second != host
+
+
 def test_shape_and_dtype_of_a_tensor_count_and_layout_does_not():
     x = torch.rand(2, 3, 4, 4)
     assert digest(x) == digest(x.to(memory_format=torch.channels_last)) == digest(x.transpose(2, 3).clone().mT)

@@ -830,7 +830,7 @@ def test_the_command_prints_plans_and_draws_them(tmp_path):
         app, ["masks", "--network", "resnet20", "--budget", "1", "--figure", str(tmp_path / "p.png")]
     )
     assert result.exit_code == 0, result.output
-    assert "resnet20, 4 masks, 1 times the parameters" in result.output
+    assert "resnet20, 4 masks, 1× the parameters" in result.output
     assert "0.333" in result.output
     assert (tmp_path / "p.png").stat().st_size > 5000
     assert CliRunner().invoke(app, ["masks", "--network", "none"]).exit_code == 1

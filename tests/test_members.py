@@ -13,7 +13,7 @@ import dissensus as ds
 from dissensus import execution
 
 M, B, STEPS = 3, 5, 20
-BACKENDS = ("loop", "streams", "vmap", "batched", "auto")
+BACKENDS = ("loop", "streams", "vmap", "batched", "threads", "auto")
 
 
 def data_for(shape, *, per_member, batch=B):
@@ -456,6 +456,69 @@ def test_in_place_activations_whose_input_is_read_again(backend):
     ensemble = ds.Ensemble(Residual, M, backend=backend)
     x = torch.randn(B, 6)
     torch.testing.assert_close(ensemble(x)[2], ensemble.member(2)(x))
+
+
+def doubled(module, inputs, output):
+    return 2 * output
+
+
+def tripled(module, gradient, _):
+    return tuple(None if part is None else 3 * part for part in gradient)
+
+
+def hooked(where):
+    """A network with hooks on itself, on a layer, on a layer that drops units, or on a gradient."""
+    network = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.ReLU(), nn.Linear(5, 3)).double()
+    network[0].requires_grad_(False)
+    if where == "gradient":
+        network[3].register_full_backward_hook(tripled)
+    elif where == "before":
+        network.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
+    else:
+        {"network": network, "layer": network[3], "dropout": network[1]}[where].register_forward_hook(doubled)
+    return network
+
+
+@pytest.mark.parametrize("shared", [None, "frozen"])
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "auto"])
+@pytest.mark.parametrize("where", ["network", "before", "layer", "dropout", "gradient"])
+def test_hooks_run_for_every_member_in_every_backend(where, backend, shared):
+    build = partial(hooked, where)
+    if shared is not None:  # what is shared is equal in all members
+        network = build()
+        build = partial(new_head, network)
+    ensemble = ds.Ensemble(build, M, backend=backend, shared=shared).train()
+    x = torch.randn(B, 6, dtype=torch.float64, requires_grad=True)
+    modules = [build() for _ in range(M)]
+    for module, member in zip(modules, ensemble, strict=True):
+        module.train().load_state_dict(member.state_dict())
+    for outputs in (ensemble(x) for _ in range(2)):
+        expected = torch.stack([module(x) for module in modules])
+        torch.testing.assert_close(outputs, expected)
+        (gradient,), (wanted,) = (torch.autograd.grad(out.square().sum(), x) for out in (outputs, expected))
+        torch.testing.assert_close(gradient, wanted)
+
+
+def new_head(network):
+    copied = copy.deepcopy(network)
+    copied[3].reset_parameters()
+    return copied
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_in_place_is_in_place(backend):
+    class Forgets(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.drop = nn.Linear(6, 50), nn.Dropout(0.5, inplace=True)
+
+        def forward(self, x):
+            h = self.layer(x)
+            self.drop(h)
+            return h
+
+    outputs = ds.Ensemble(Forgets, M, backend=backend).train()(torch.randn(B, 6))
+    assert 0.3 < (outputs == 0).double().mean() < 0.7
 
 
 def test_errors_of_the_network_itself_come_through():

@@ -9,7 +9,9 @@ from torch import nn
 import dissensus as ds
 from dissensus.execution.padding import Unpaddable, frame_of, layers_of
 from dissensus.execution.stacked import StackedMembers
+from dissensus.randomness import Use, derived_seed
 from dissensus.train import engine as engines
+from dissensus.train import optim
 
 X = torch.randn(44, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 Y = torch.randn(44, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
@@ -82,6 +84,44 @@ def test_widths_depths_and_members_together_equal_separate_trainings(optimizer, 
     padded = swept(perceptron, grid, padding=True, **settings)
     assert computations == [4]
     check_equal(padded, swept(perceptron, grid, padding=False, **settings))
+
+
+def modules_in_a_loop(build, point, epochs, batch_size):
+    """A run as one would write it: modules, torch's optimizers, and the equation of the objective."""
+    ens = ds.Ensemble(functools.partial(build, width=point["width"]), point["members"], seed=point["seed"])
+    modules = [ens.member(i).double().train() for i in range(point["members"])]
+    optimizers = [
+        torch.optim.AdamW(m.parameters(), lr=point["lr"], weight_decay=point["weight_decay"]) for m in modules
+    ]
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(derived_seed(point["seed"], Use.SHUFFLE, epoch))
+        for rows in torch.randperm(len(X), generator=generator).split(batch_size):
+            outputs = torch.stack([module(X[rows]) for module in modules])
+            members = (outputs - Y[rows]).square().mean(1).sum()
+            pooled = (outputs.mean(0) - Y[rows]).square().mean()
+            ((1 - point["beta"]) * members + point["beta"] * len(modules) * pooled).backward()
+            for module, optimizer in zip(modules, optimizers, strict=True):
+                torch.nn.utils.clip_grad_norm_(module.parameters(), point["clip_norm"])
+                optimizer.step()
+                optimizer.zero_grad()
+    return torch.stack([module.eval()(X) for module in modules])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("fused", [1, 2**14])
+def test_runs_equal_modules_in_a_loop(fused, dropout, monkeypatch, computations):
+    monkeypatch.setattr(optim, "FUSED_ROWS", fused)
+    build = functools.partial(perceptron, depth=2, dropout=dropout)
+    settings = {"lr": [0.02, 0.003], "clip_norm": [0.2, 5.0], "weight_decay": [0.0, 0.5]}
+    grid = [
+        {"width": width, "members": members, "seed": seed, "beta": beta} | {k: v[i % 2] for k, v in settings.items()}
+        for i, (width, members, seed, beta) in enumerate([(1, 1, 0, 0.0), (2, 3, 1, 1.0), (7, 2, 0, 0.5), (3, 1, 2, 0)])
+    ]
+    swept_runs = swept(build, grid, padding=True)
+    assert computations == [4]
+    for number, point in enumerate(grid):
+        expected = modules_in_a_loop(build, point, SETTINGS["epochs"], SETTINGS["batch_size"])
+        torch.testing.assert_close(swept_runs.run(number).eval()(X), expected, rtol=1e-7, atol=1e-9)
 
 
 def test_runs_that_stop_early_leave_the_others(computations):

@@ -96,6 +96,17 @@ def test_long_names_leave_room_for_axes_and_are_whole_on_hover():
     assert f"{'b' * 300}\nx: 2\ny: 0.5" in [circle[0].text for circle in svg.iter("circle")]
 
 
+def test_long_labels_of_axes_are_whole():
+    label = "relative increase of the test squared error"
+    other = charts.Line("another", LINE.mean, LINE.error)  # two lines have a legend, which leaves less room
+    figure = charts.line_chart([1.0, 2.0, 3.0], "x", [charts.Panel("", label, [LINE, other])])
+    svg = as_svg(figure, "")
+    figure.draw_without_rendering()
+    drawn = figure.axes[0].yaxis.label.get_window_extent()
+    assert 0 <= drawn.y0 < drawn.y1 <= figure.bbox.height
+    assert next(svg.iter("circle"))[0].text == f"a line\nx: 1\n{label}: 0.25"
+
+
 @style.figure_style()
 def test_large_shares_have_few_digits():
     figure = style.blank_figure()

@@ -358,7 +358,11 @@ def test_what_several_dtypes_do_not_go_with_is_refused_before_training(unchecked
     ensemble = ds.Ensemble(build, M)
     before = [p.detach().clone() for p in ensemble.parameters()]
     cases = [
-        (ValueError, r"another one than 'muon' for parameters of several dtypes.*Use 'adamw'", {"optimizer": "muon"}),
+        (
+            ValueError,
+            r"an optimizer other than 'muon' for parameters of several dtypes.*Use 'adamw'",
+            {"optimizer": "muon"},
+        ),
         (ValueError, "be 'auto' for networks in bfloat16 and float32", {"precision": "bf16"}),
     ]
     for error, message, options in cases:

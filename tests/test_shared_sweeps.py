@@ -77,7 +77,7 @@ def test_passes_of_runs_are_joined(backend):
     options = {"backend": backend, "deterministic": True, "validation": 0.25}
     result = swept(**options)
     body = result.groups[0].body
-    assert set(body._joined.values()) == {backend}
+    assert set(body.choices.joined.values()) == {backend}
     for run, point in enumerate(GRID):
         assert_equal(result.run(run), alone(point, **options)[0])
     x, _ = data()
@@ -96,7 +96,7 @@ def test_passes_that_cannot_be_joined_are_taken_one_after_another():
     options = {**OPTIONS, "deterministic": True}
     grid = {"lr": [0.1, 0.01], "seed": [0, 1]}
     result = ds.sweep(branching, data(), independent, grid=grid, members=M, shared=adapters.SHARED, **options)
-    assert set(result.groups[0].body._joined.values()) == {None}
+    assert set(result.groups[0].body.choices.joined.values()) == {None}
     for run, point in enumerate(result.points):
         expected = ds.Ensemble(branching, M, seed=point["seed"], shared=adapters.SHARED)
         ds.fit(expected, data(), independent, **point, **options)
@@ -153,6 +153,25 @@ def test_a_sweep_resumes(tmp_path):
         assert_equal(resumed.run(run), whole.run(run))
 
 
+def test_a_resumed_sweep_joins_passes_as_it_did_before(tmp_path, monkeypatch):
+    """Joined passes have other last bits, and a clock decides about them."""
+
+    class Interrupt(Exception):
+        pass
+
+    def stop(progress):
+        if progress.epoch == 3:
+            raise Interrupt
+
+    options = {"backend": "batched", "validation": 0.25, "checkpoint": tmp_path}
+    monkeypatch.setattr("dissensus.execution.stacked.joining_pays", lambda *_, **__: True)
+    with pytest.raises(Interrupt):
+        swept(progress=stop, **options)
+    monkeypatch.setattr("dissensus.execution.stacked.joining_pays", lambda *_, **__: False)
+    resumed = swept(resume=True, **options)
+    assert set(resumed.groups[0].body.choices.joined.values()) == {"batched"}
+
+
 def test_sweeps_are_saved_and_loaded(tmp_path):
     result = swept()
     result.save(tmp_path / "s")
@@ -194,3 +213,19 @@ def test_what_is_frozen_must_be_equal_for_all_seeds():
 
     with pytest.raises(ValueError, match="tensor '0.base.weight', which members share, differs"):
         ds.sweep(partly, data(), independent, grid={"seed": [0, 1]}, members=M, shared=adapters.SHARED, epochs=1)
+
+
+def test_learning_rates_of_what_members_share_are_tuned():
+    tuned = ds.tune(
+        build,
+        data(60),
+        objective,
+        space={"beta": [0.0, 0.5], "shared_lr": [1e-3, 1e-1]},
+        shared=adapters.SHARED,
+        members=M,
+        epochs=2,
+        seeds=2,
+        splits=1,
+    )
+    assert {candidate.point["shared_lr"] for candidate in tuned.candidates} == {1e-3, 1e-1}
+    assert tuned.ensemble.shared

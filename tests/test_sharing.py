@@ -1,14 +1,19 @@
 """Members that share tensors: stored once, computed once where that is possible, trained as separate networks are."""
 
 import copy
+from collections import Counter
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dissensus as ds
 from dissensus import adapters
+from dissensus.execution.backends import LOOP
+from dissensus.execution.choice import TrialPass
+from dissensus.execution.weights import Hanging
 from dissensus.train.conversion import convert
 
 independent = partial(ds.objectives.independent, loss="cross_entropy")
@@ -263,6 +268,8 @@ def test_frozen_tensors_that_modules_have_in_common_are_found():
         (lambda: nn.Linear(4, 3), "frozen", "'frozen' for networks with frozen parameters; got a network without"),
         (lambda: nn.Linear(4, 3), "*", "leave parameters that each member has for itself; got all of them"),
         (with_head, "encoder.*", "match names of parameters; got 'encoder"),
+        (with_head, "0", r"match names of parameters; got '0'\. The layer\? Use '0\.\*'\."),
+        (with_head, "frozn", r"match names of parameters; got 'frozn'\. Did you mean 'frozen'"),
         (with_head, lambda name: False, "choose parameters; got a function that chooses none"),
     ],
 )
@@ -298,6 +305,27 @@ def test_building_does_not_keep_what_members_share():
     gc.collect()
     assert sum(trunk() is not None for trunk in trunks) == 1
     assert len(ens) == 6
+
+
+def test_while_members_are_built_there_are_two_of_what_they_share():
+    import gc
+    import weakref
+
+    trunks, most = [], []
+
+    def build():
+        gc.collect()
+        most.append(1 + sum(trunk() is not None for trunk in trunks))
+        network = with_head()
+        trunks.append(weakref.ref(network[0].weight))
+        return network
+
+    ds.Ensemble(build, 6, shared="frozen")
+    assert max(most) == 2, "that of member 0, and that of the member that is being built"
+    trunks.clear(), most.clear()
+    grid = {"seed": [0, 1], "lr": [0.1, 0.2]}
+    ds.sweep(build, data(), independent, grid=grid, members=3, shared="frozen", epochs=1)
+    assert max(most) == 2
 
 
 # --- parameters that are shared and trained ---------------------------------------------------------------------------
@@ -412,7 +440,7 @@ class NoMatrix(nn.Module):
 
 
 def test_muon_is_refused_where_nothing_is_a_matrix():
-    with pytest.raises(ValueError, match="another one than 'muon' for networks without 2-D parameters"):
+    with pytest.raises(ValueError, match="an optimizer other than 'muon' for networks without 2-D parameters"):
         ds.fit(ds.Ensemble(NoMatrix, M, shared="shift"), data(), independent, epochs=1, optimizer="muon")
 
 
@@ -956,3 +984,145 @@ def test_members_in_turn_drop_units_of_their_own_in_functions_of_shared_layers()
         outputs = loop(data()[0])
         torch.testing.assert_close(outputs, vmap(data()[0]))
         assert not torch.equal(outputs[0], outputs[1])
+
+
+# --- members that have nothing of their own to train ------------------------------------------------------------------
+
+
+class WithMask(nn.Module):
+    """Weights that all members train, behind features or a mask that are a member's own."""
+
+    def __init__(self, masked):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8).double(), nn.Linear(8, 3).double()
+        self.masked = masked
+        if masked:
+            self.register_buffer("mask", (torch.rand(8) > 0.5).double())
+        else:
+            self.first.requires_grad_(False)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.last(hidden * self.mask if self.masked else hidden)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
+@pytest.mark.parametrize("masked", [False, True], ids=["features", "mask"])
+def test_members_may_differ_in_what_is_not_trained_alone(masked, backend):
+    shared = ["first.*", "last.*"] if masked else "last.*"
+    ens = ds.Ensemble(partial(WithMask, masked), M, backend=backend, shared=shared)
+    assert not torch.equal(*(ens.member(i).mask if masked else ens.member(i).first.weight for i in (0, 1)))
+    expected = [ens.member(i) for i in range(M)]
+    for network in expected[1:]:
+        network.last = expected[0].last
+        if masked:
+            network.first = expected[0].first
+    trained = [p for p in expected[0].parameters() if p.requires_grad]
+    optimizer, (x, y) = torch.optim.AdamW(trained, 0.02, weight_decay=0.0), data()
+    for step in range(21):
+        part = slice(8 * (step % 3), 8 * (step % 3) + 8)
+        optimizer.zero_grad()
+        (sum(nn.functional.cross_entropy(network(x[part]), y[part]) for network in expected) / M).backward()
+        nn.utils.clip_grad_norm_(trained, 0.3)
+        optimizer.step()
+    history = ds.fit(ens, data(), independent, **{**OPTIONS, "lr": 0.05}, shared_lr=0.02, clip_norm=0.3)
+    assert history.backend == backend
+    assert_equal_members(ens, expected)
+    torch.testing.assert_close(ens.eval()(x), torch.stack([network(x) for network in expected]))
+
+
+def test_a_sweep_over_members_with_masks_of_their_own_equals_its_fits():
+    build, shared = partial(WithMask, True), ["first.*", "last.*"]
+    options = {"epochs": 3, "batch_size": 8, "lr": 0.05}
+    grid = {"shared_lr": [0.01, 0.1], "seed": [0, 1]}
+    swept = ds.sweep(build, data(), independent, grid=grid, members=M, shared=shared, **options)
+    ens = ds.Ensemble(build, M, seed=1, shared=shared)
+    ds.fit(ens, data(), independent, **options, shared_lr=0.1, seed=1)
+    assert swept.points[3] == {"shared_lr": 0.1, "seed": 1}
+    assert_equal_members(swept.run(3), [ens.member(i) for i in range(M)])
+
+
+def test_members_that_differ_in_statistics_alone_are_one_network():
+    def build():
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.1))
+
+    with pytest.raises(ValueError, match="leave parameters that each member has for itself; got all of them"):
+        ds.Ensemble(build, M, shared=["0.*", "1.weight", "1.bias"])
+
+
+# --- what choosing a backend and autocast make of shared weights ------------------------------------------------------
+
+
+class CountedProducts(TorchDispatchMode):
+    """Counts products and casts."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[
+            func.overloadpacket.__name__, tuple(args[0].shape) if args and isinstance(args[0], torch.Tensor) else ()
+        ] += 1
+        return func(*args, **(kwargs or {}))
+
+    def products(self):
+        return sum(n for (name, _), n in self.counts.items() if name in ("mm", "addmm", "bmm", "baddbmm"))
+
+
+def test_gradients_of_shared_weights_are_part_of_what_choosing_a_backend_measures():
+    ens = ds.Ensemble(SCALED["batch_ensemble"], M, backend="loop", shared=adapters.SHARED)
+    x, _ = data()
+    ens(x)
+    with CountedProducts() as real:
+        ens(x).square().sum().backward()
+    body = ens.body
+    trial = TrialPass(body.skeleton, Hanging(body.trainable(), M), body.state(), x, False)
+    with CountedProducts() as tried:
+        trial.whole(LOOP.run)
+    assert tried.products() == real.products()
+    assert all(p.grad is not None for p in body.shared_trainable().values()), "from the real pass"
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams"])
+def test_autocast_casts_a_frozen_weight_once_for_all_members(backend):
+    def build():
+        network = copy.deepcopy(PLAIN).float()
+        return adapters.lora(network, rank=2, targets="0", trained="4.*")
+
+    ens = ds.Ensemble(build, M, backend=backend, shared="frozen")
+    with torch.no_grad():
+        for parameter in ens.parameters():
+            parameter.normal_(0, 0.1)
+    x = data()[0].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        ens(x)
+        with CountedProducts() as counted:
+            outputs = ens(x)
+        expected = torch.stack([member(x) for member in ens])
+    assert counted.counts["_to_copy", (6, 8)] == 1
+    torch.testing.assert_close(outputs, expected, rtol=0.02, atol=0.02, check_dtype=False)
+    assert {p.dtype for p in ens.parameters()} == {torch.float32}
+
+
+def test_weights_that_other_code_reads_are_not_cast():
+    class Tied(nn.Module):
+        """Reads a weight as a table, and calls a layer of it."""
+
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            self.own, self.out.weight = nn.Linear(4, 4), self.table.weight
+            self.table.weight.requires_grad_(False)
+            self.seen = []
+
+        def forward(self, x):
+            self.seen.append(self.table(x).dtype)
+            return self.out(self.own(self.table(x)))
+
+    ens = ds.Ensemble(Tied, M, backend="loop", shared="frozen")
+    x = torch.tensor([0, 1, 4])
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = ens(x)
+        torch.testing.assert_close(outputs, torch.stack([member(x) for member in ens]), rtol=0, atol=0)
+    assert set(ens.body.network.seen) == {torch.float32}

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import dissensus
 from dissensus.cli import app
-from dissensus.execution import choice
 from dissensus.pages import html
 from dissensus.storage import StorageError
 from dissensus.studies import checked_folders, datasets, library, run_folders, spec
@@ -44,15 +43,8 @@ QUICK = {
 PROGRAM = [sys.executable, "-m", "dissensus"]
 
 
-def same_backends(monkeypatch):
-    """What runs fastest is measured, and may change with what else the machine does; numbers would in the last bits."""
-    times = {"batched": 1.0, "vmap": 2.0, "streams": 2.5, "loop": 3.0}
-    monkeypatch.setattr(choice, "_measured", lambda _, candidates, *__: {name: times[name] for name in candidates})
-
-
 @pytest.fixture(autouse=True)
 def _quiet_house(monkeypatch, tmp_path):
-    same_backends(monkeypatch)
     monkeypatch.setattr(run_folders, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("DISSENSUS_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr("dissensus.cli.screen.console.width", 250)
@@ -264,9 +256,7 @@ def test_a_file_in_the_place_of_the_folder_of_a_paper_is_one_sentence(tmp_path):
 def clean(tmp_path_factory):
     """A folder of runs: a trained study, and one that measures its outputs."""
     root = tmp_path_factory.mktemp("clean")
-    with pytest.MonkeyPatch.context() as patch:
-        same_backends(patch)
-        runner.run(DEPENDENT, "smoke", changes=QUICK, root=root)
+    runner.run(DEPENDENT, "smoke", changes=QUICK, root=root)
     return root
 
 

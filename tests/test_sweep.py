@@ -446,3 +446,20 @@ def test_the_table_has_the_metrics_of_the_kept_weights():
         assert losses[-1] > min(losses), "or the test tests nothing"
     last = ds.sweep(build, data, augmented, grid={"lr": [0.1], "beta": [0.5]}, keep="last", **options)
     assert last.table(frame=False)[0]["validation"] == last.history(0).column("validation")[-1]
+
+
+def test_settings_that_differ_in_late_digits_are_different_settings():
+    """Printed, both tensors are the same: numbers are rounded to four digits there."""
+    near = [torch.tensor([0.3, 0.7], dtype=torch.float64), torch.tensor([0.30001, 0.69999], dtype=torch.float64)]
+    assert repr(near[0]) == repr(near[1])
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(20, width, generator=generator, dtype=torch.float64) for width in (3, 1))
+    objective = partial(ds.objectives.augmented, beta=0.5, loss="squared_error", pool="score")
+    options = {"epochs": 2, "lr": 0.1, "optimizer": "sgd", "batch_size": 5}
+    build = partial(torch.nn.Linear, 3, 1, dtype=torch.float64)
+    swept = ds.sweep(build, (x, y), objective, grid={"weights": near}, members=2, backend="loop", **options)
+    for run, weights in enumerate(near):
+        alone = ds.Ensemble(build, 2, backend="loop")
+        ds.fit(alone, (x, y), partial(objective, weights=weights), **options)
+        torch.testing.assert_close(swept.run(run).predict(x), alone.eval().predict(x), rtol=1e-10, atol=1e-12)
+    assert len(swept.groups) == 2

@@ -167,3 +167,98 @@ def test_an_ensemble_of_transformers_is_copied_saved_and_taken_apart(tmp_path):
     )
     mixed = ds.Ensemble.from_modules([bert(), bert(hidden_act="relu")], output="logits").eval()
     torch.testing.assert_close(mixed(**batch)[1], mixed.member(1)(**batch).logits)
+
+
+ADAPTED = {
+    "bert": (["query", "value"], "classifier"),
+    "vit": (["q_proj", "v_proj"], "classifier"),
+    "gpt2": (["c_attn", "mlp.c_proj"], "ln_f"),
+}
+
+
+def without_zeros(adapted):
+    """Adapters that differ from zero, so that all of them get gradients."""
+    for name, parameter in adapted.named_parameters():
+        if name.endswith(".up"):
+            nn.init.normal_(parameter, std=0.1)
+    return adapted
+
+
+def pefts(base, member, targets, head):
+    """The same member by peft."""
+    config = peft.LoraConfig(
+        r=2, lora_alpha=4, target_modules=targets, modules_to_save=[head], lora_dropout=0.0, fan_in_fan_out=False
+    )
+    theirs = peft.get_peft_model(copy.deepcopy(base), config)
+    inside, copied = theirs.base_model.model, 0
+    for name, layer in member.named_modules():
+        if isinstance(layer, ds.adapters.LoraLinear):
+            for part, own in (("lora_A", layer.down), ("lora_B", layer.up)):
+                getattr(inside.get_submodule(name), part)["default"].weight.data.copy_(own.detach())
+            copied += 1
+    assert copied == len([name for name in dict(theirs.named_modules()) if name.endswith("lora_A")])
+    return theirs.double()
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
+@pytest.mark.slow(fast=["*-vmap"])
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ADAPTED)
+def test_adapters_train_as_those_of_peft(name, backend):
+    """Twenty steps of members on one frozen network, beside networks of peft with the same adapters."""
+    build, batch, without_dropout = MODELS[name]
+    targets, head = ADAPTED[name]
+    torch.manual_seed(0)
+    base, inputs = build(**without_dropout).double(), batch()
+    if "pixel_values" in inputs:
+        inputs = {"pixel_values": inputs["pixel_values"].double()}
+
+    def adapted():
+        return without_zeros(ds.adapters.lora(base, 2, targets, alpha=4, trained=f"*{head}.*"))
+
+    ens = ds.Ensemble(adapted, M, shared="frozen", output="logits", backend=backend)
+    theirs = [pefts(base, ens.member(i), targets, head) for i in range(M)]
+    logits = ens(**inputs)
+    torch.testing.assert_close(logits, torch.stack([network(**inputs).logits for network in theirs]))
+    independent = partial(ds.objectives.independent, loss="cross_entropy")
+    labels = torch.randint(logits.shape[-1], logits.shape[1:-1], generator=torch.Generator().manual_seed(2))
+    ds.fit(
+        ens,
+        (inputs, labels),
+        independent,
+        epochs=20,
+        batch_size=B,
+        lr=0.05,
+        optimizer="sgd",
+        momentum=0.9,
+        class_axis=-1 if labels.ndim == 2 else 2,
+    )
+    for network in theirs:
+        optimiser = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+        for _ in range(20):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(**inputs).logits.flatten(0, -2), labels.flatten()).backward()
+            optimiser.step()
+    after = torch.stack([network(**inputs).logits for network in theirs])
+    torch.testing.assert_close(ens(**inputs), after, rtol=1e-8, atol=1e-9)
+    assert not torch.allclose(after, logits, atol=1e-3)
+    merged, unloaded = ds.adapters.merge(ens.member(0)), theirs[0].merge_and_unload()
+    assert type(merged) is type(base)
+    torch.testing.assert_close(merged(**inputs).logits, unloaded(**inputs).logits)
+
+
+@pytest.mark.parametrize("make", [ds.adapters.lora, ds.adapters.batch_ensemble])
+def test_layers_of_gpt2_are_adapted_though_their_weights_are_transposed(make):
+    base = gpt2(**MODELS["gpt2"][2])
+    adapted, inputs = make(base), tokens()
+    for name, parameter in adapted.named_parameters():
+        if name.endswith((".up", ".scale_in", ".scale_out")):
+            nn.init.normal_(parameter, 1.0, 0.3)
+    kinds = ("LoraTransposed", "LoraLinear", "ScaledLinear")
+    changed = [name for name, layer in adapted.named_modules() if type(layer).__name__ in kinds]
+    assert len(changed) == 2 * 4 + 1, "four layers of each block, and the last one"
+    merged = ds.adapters.merge(adapted)
+    torch.testing.assert_close(merged(**inputs).logits, adapted(**inputs).logits, rtol=1e-4, atol=1e-4)
+    assert "Conv1D" not in {type(layer).__name__ for layer in make(base).modules()} or make is ds.adapters.lora
+    with pytest.raises(ValueError, match="`targets` must name linear layers.*'c_atn'. Did you mean 'c_attn'"):
+        make(base, targets=["c_atn"])

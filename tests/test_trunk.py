@@ -497,3 +497,25 @@ def test_a_trunk_is_an_ensemble_that_shares_its_backbone(backend, cut, tmp_path)
     ens.save(tmp_path)
     loaded = ds.Ensemble.load(tmp_path, lambda: nn.Sequential(Features(backbone, cut), trunk.heads.member(0)))
     torch.testing.assert_close(loaded.eval()(x), trunk(x))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
+def test_heads_on_features_and_whole_members_train_alike(backend):
+    """Dropout of the backbone drops nothing, and does not change the masks of heads."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4)).double()
+    x, y = torch.randn(24, 6, dtype=torch.float64), torch.arange(24) % 3
+    backbone(x)
+
+    def head():
+        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)).double()
+
+    trunk = SharedTrunk(backbone, ds.Ensemble(head, M))
+    whole = trunk.ensemble()
+    whole.backend = backend
+    options = {"epochs": 7, "batch_size": 8, "lr": 0.01}
+    objective = functools.partial(ds.objectives.augmented, loss="cross_entropy", pool="probability", beta=0.5)
+    ds.fit(trunk.heads, (trunk.features(x), y), objective, **options)
+    ds.fit(whole, (x, y), objective, **options)
+    torch.testing.assert_close(whole.predict(x), trunk.eval()(x).detach(), rtol=1e-7, atol=1e-8)
+    assert isinstance(backbone[3], nn.Dropout), "the backbone itself is left as it is"

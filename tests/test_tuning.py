@@ -219,6 +219,25 @@ def test_candidates_that_diverge_are_not_chosen():
     json.loads(tuned.to_json(), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
 
 
+def test_candidates_that_diverge_do_not_end_a_search_by_accuracy():
+    objective = partial(ds.objectives.augmented, loss="cross_entropy", pool="probability")
+    options = {"data": (X, (X[:, 0] > 0).long()), "network": partial(ds.nets.mlp, 4, 2, (6,)), "optimizer": "sgd"}
+    tuned = tune(objective, space={"beta": [0.5], "lr": [0.1, 1e30]}, lr=None, metric="accuracy", **options)
+    assert {c.status for c in tuned.candidates if c.point["lr"] > 1} == {"failed"}
+    assert tuned.best.point["lr"] == 0.1
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_labels_that_are_ignored_count_nowhere(metric):
+    objective = partial(ds.objectives.augmented, loss="cross_entropy", pool="probability")
+    labels = (X[:, 0] > 0).long()
+    labels[::5] = -100
+    options = {"space": {"beta": [0.5]}, "epochs": 2, "metric": metric, "ignore_index": -100, "seeds": 1}
+    tuned = tune(objective, data=(X, labels), network=partial(ds.nets.mlp, 4, 2, (6,)), **options)
+    assert tuned.audit is not None
+    assert all(math.isfinite(c.test) for c in tuned.candidates)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_search_in_which_all_diverge_says_so():
     with pytest.raises((RuntimeError, ds.TrainingDiverged), match="not finite|diverged"):
@@ -519,6 +538,7 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
         ({"space": {"seed": [0, 1]}}, "leave seeds and splits"),
         ({"grid": {"beta": [0]}}, "Use space="),
         ({"weights": torch.ones(150)}, "be left out of `tune`"),
+        ({"cluster": "ray"}, "be left out of `tune`.* Candidates wait for each other at every rung, on one machine"),
         ({"bach_size": 3}, "batch_size"),
         ({"epochs": 0}, "epochs"),
         ({"splits": 0}, "splits"),
@@ -527,7 +547,6 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
         ({"first_rung": 9}, "at most `epochs`"),
         ({"budget": 0}, "budget"),
         ({"budget": 1}, "at least 2, where members"),
-        ({"cluster": "ray"}, "which runs on one machine"),
         ({"objective": ds.objectives.augmented}, r"partial\(augmented, loss="),
         ({"objective": partial(ds.objectives.augmented, loss="squared_error"), "space": {"lr": [0.1]}}, "beta"),
         ({"metric": lambda outputs, targets: "good", "mode": "max"}, "return a number"),

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, nll_loss
 
 import dissensus as ds
 from dissensus.train import Candidate, Range
 from dissensus.train.notification import Rung
+from dissensus.train.settings import TargetSettings
 from dissensus.train.trained_loss import trained_loss
 from dissensus.train.tuning.brackets import bracket_of, halving, hyperband, most_halvings
 from dissensus.train.tuning.choosing import Gain, gain_of, is_tie, resampled_interval
@@ -267,11 +269,47 @@ def test_named_metrics_are_those_of_the_pooled_prediction():
     )
 
 
+def test_named_metrics_of_members_that_have_diverged_are_nan():
+    accuracy = scorer_of("accuracy", None, known("cross_entropy", "probability"))
+    logits = torch.tensor([[[2.0, 0.0], [2.0, 0.0]], [[0.0, math.nan], [0.0, 4.0]]])
+    whole, members = accuracy.of(logits, torch.tensor([0, 1]))
+    assert math.isnan(whole)
+    assert math.isnan(members)
+    assert accuracy.of(torch.tensor([[[2.0, -math.inf]]]), torch.tensor([0])) == (1.0, 1.0)
+    gaussian = scorer_of("rmse", None, known("gaussian_nll", "probability"))
+    assert gaussian.of(torch.tensor([[[3.0, 1e4]]]), torch.tensor([[1.0]])).ensemble == 2.0
+
+
 def test_the_loss_is_that_of_the_objective():
     outputs, targets = torch.randn(3, 7, 2), torch.randn(7, 2)
     scores = scorer_of("loss", None, known("squared_error")).of(outputs, targets)
     assert scores.ensemble == pytest.approx(float((outputs.mean(0) - targets).square().sum(1).mean()), rel=1e-5)
     assert scores.members == pytest.approx(float((outputs - targets).square().sum(2).mean()), rel=1e-5)
+
+
+def test_scores_count_targets_as_training_does():
+    """A square of classes, so that the wrong axis is no error."""
+    outputs, targets = torch.randn(3, 8, 5, 5, dtype=torch.float64), torch.randint(0, 5, (8, 5))
+    targets[::2, 0] = -100
+    weights = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0], dtype=torch.float64)
+    settings = TargetSettings(weights, label_smoothing=0.3, ignore_index=-100, class_axis=-1)
+    of = known("cross_entropy", "probability")
+    mean = outputs.softmax(-1).mean(0)
+    expected = nll_loss(mean.log().transpose(1, 2), targets, weights, ignore_index=-100)
+    each = [cross_entropy(o.transpose(1, 2), targets, weights, ignore_index=-100) for o in outputs]
+    scorer = scorer_of("loss", None, of, settings)
+    scores = scorer.of(outputs, targets, scorer.class_weights(targets))
+    assert scores.ensemble == pytest.approx(float(expected))
+    assert scores.members == pytest.approx(float(torch.stack(each).mean()))
+    right = (mean.argmax(-1) == targets)[targets >= 0].double().mean()
+    assert scorer_of("accuracy", None, of, settings).of(outputs, targets).ensemble == pytest.approx(float(right))
+    balanced = scorer_of("loss", None, of, TargetSettings("balanced", ignore_index=-100))
+    labels = torch.tensor([0, 0, 0, 2, -100])
+    assert balanced.class_weights(labels).tolist() == pytest.approx([4 / 6, 1.0, 2.0])
+    pixels = torch.randn(3, 4, 1, 4, 4)
+    values = torch.randn(4, 4, 4)
+    rmse = scorer_of("rmse", None, known("squared_error")).of(pixels, values).ensemble
+    assert rmse == pytest.approx(float((pixels.mean(0).squeeze(1) - values).square().mean().sqrt()))
 
 
 def test_metrics_that_cannot_be_are_refused():

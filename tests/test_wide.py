@@ -252,6 +252,44 @@ def test_layers_with_hooks_run_for_every_member():
     assert "has hooks" in ens.choices[0].refused["batched"]
 
 
+class ReadsAgain(nn.Module):
+    """A layer writes into what is read again: what is common, or what is a member's own."""
+
+    def __init__(self, own):
+        super().__init__()
+        torch.manual_seed(5)
+        self.trunk, self.head, self.relu = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3), nn.ReLU(inplace=True)
+        self.own = own
+
+    def forward(self, x):
+        h = self.head(self.trunk(x)) if self.own else self.trunk(x)
+        y = self.relu(h)
+        return h - 3 * y if self.own else self.head(h - 3 * y)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_layers_that_write_into_what_is_read_again(own):
+    ens = ds.Ensemble(lambda: ReadsAgain(own).double(), M, backend="batched", shared="frozen")
+    x, _ = vectors()
+    for _ in range(2):
+        torch.testing.assert_close(ens(x), torch.stack([ens.member(i)(x) for i in range(M)]))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "auto"])
+def test_a_shared_layer_that_writes_into_its_input_leaves_the_users_data_alone(backend):
+    def build():
+        return frozen(nn.Sequential(nn.ReLU(inplace=True), *mlp()), "7")
+
+    ens = ds.Ensemble(build, M, backend=backend, shared="frozen")
+    x, y = vectors()
+    before = x.clone()
+    for _ in range(3):
+        ens.eval()(x)
+        ens.predict(x)
+        ds.fit(ens, (x, y), independent, epochs=1)
+    assert torch.equal(x, before)
+
+
 def test_the_fused_form_keeps_the_precision_of_autocast():
     outputs = []
     for backend in ("loop", "batched"):
@@ -261,3 +299,24 @@ def test_the_fused_form_keeps_the_precision_of_autocast():
         assert {choice.backend for choice in ens.choices} == {backend}
     assert outputs[0].dtype == outputs[1].dtype
     torch.testing.assert_close(*outputs, rtol=0.02, atol=0.02)
+
+
+def test_dropout_that_drops_nothing_does_not_keep_a_frozen_trunk_from_being_common():
+    class Trunk(nn.Module):
+        """A forward pass that nobody can trace."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.4))
+
+        def forward(self, x):
+            return self.layers(x) if x.sum() > 0 else self.layers(-x)
+
+    def build():
+        torch.manual_seed(5)
+        return nn.Sequential(Trunk().requires_grad_(False), nn.Linear(5, 3)).double()
+
+    ens = ds.Ensemble(build, M, backend="batched", shared="frozen").eval()
+    x, _ = vectors()
+    torch.testing.assert_close(ens(x), torch.stack([ens.member(i)(x) for i in range(M)]))
+    assert {choice.backend for choice in ens.choices} == {"batched"}

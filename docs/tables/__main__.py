@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import audit
+import cluster
 import detection
 import diversity
 import estimators
@@ -34,6 +35,7 @@ from layout import ROOT
 PAGES: dict[str, Any] = {
     "README.md": readme,
     "docs/audit.md": audit,
+    "docs/cluster.md": cluster,
     "docs/detection.md": detection,
     "docs/diversity.md": diversity,
     "docs/estimators.md": estimators,

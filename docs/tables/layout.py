@@ -57,9 +57,21 @@ def study_note(*summaries: Summary) -> str:
     machines = ", ".join(dict.fromkeys(entry.hardware for entry in made))
     span = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     seeds = "1 seed" if counts == [1] else f"{span} seeds"
-    stale = dict.fromkeys(f"{summary.study}: {why}" for summary in summaries if (why := staleness(summary)))
     note = f"*{seeds}; {machines}, {minutes:.0f} minutes*"
-    return f"{note}  \n*Stale. {'; '.join(stale)}.*" if stale else note
+    stale = _stale_in_words(summaries)
+    return f"{note}  \n*Stale. {stale}.*" if stale else note
+
+
+def _stale_in_words(summaries: Sequence[Summary]) -> str:
+    """Which studies are out of date, by the reason; empty where none is."""
+    names: dict[str, dict[str, None]] = {}
+    for summary in summaries:
+        if why := staleness(summary):
+            names.setdefault(why, {})[summary.study] = None
+    return "; ".join(
+        f"{', '.join(studies)}: {why.replace('it was', 'they were', 1) if len(studies) > 1 else why}"
+        for why, studies in names.items()
+    )
 
 
 def no_result(command: str) -> str:

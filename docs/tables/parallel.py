@@ -1,12 +1,20 @@
 """Tables of docs/parallel.md: steps of several processes, measured and modelled."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from layout import BENCHMARKS, benchmark, table
 from speed import measured, section
 
 Result = Mapping[str, Any]
+ASSUMED = (
+    "inside a machine, bytes a second",
+    "inside a machine, seconds a message",
+    "between machines, bytes a second",
+    "between machines, seconds a message",
+    "ResNet-50 at 224, images a second",
+)
+"""What the model of one ensemble takes for granted."""
 ON_A_CARD = """\
 ## On one card
 
@@ -33,24 +41,28 @@ def checked(result: Result) -> str:
     return table(header, rows)
 
 
+def places_of(row: Mapping[str, Any]) -> str:
+    """Where the time of a modelled row goes, most first."""
+    shares = sorted(row["shares"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+
+
+def assumed(result: Result, names: Collection[str]) -> str:
+    """What a model takes for granted."""
+    values = "; ".join(f"{name}: {result['assumed'][name]:g}" for name in names)
+    return f"Assumed, not measured: {values}."
+
+
 def modelled(result: Result) -> str:
     """Costs beyond what was measured."""
     rows = []
     for row in result["model"]:
-        shares = sorted(row["shares"].items(), key=lambda item: -item[1])
-        sent = [f"{row[name] / 1e6:,.2f}" for name in ("bytes_of_outputs", "bytes_of_gradients") if name in row]
-        rows.append(
-            [
-                row["what"],
-                str(row["cards"]),
-                f"{row['hours']:,.2f}",
-                ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005),
-                " / ".join(sent),
-            ]
-        )
+        if "tasks" in row:  # of sweeps, which are on another page
+            continue
+        sent = " / ".join(f"{row[name] / 1e6:,.2f}" for name in ("bytes_of_outputs", "bytes_of_gradients"))
+        rows.append([row["what"], str(row["cards"]), f"{row['hours']:,.2f}", places_of(row), sent])
     header = ("work", "cards", "hours", "where they go", "MB a step: outputs / gradients instead")
-    assumed = "; ".join(f"{name}: {value:g}" for name, value in result["assumed"].items())
-    return f"{table(header, rows)}\n\nAssumed, not measured: {assumed}."
+    return f"{table(header, rows)}\n\n{assumed(result, ASSUMED)}"
 
 
 def both(result: Result) -> str:

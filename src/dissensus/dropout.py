@@ -26,8 +26,8 @@ class KeyedDropout(nn.Dropout):
     key: Tensor
     step: Tensor
 
-    def __init__(self, p: float = 0.5, channel_axes: int = 0) -> None:
-        super().__init__(p)
+    def __init__(self, p: float = 0.5, channel_axes: int = 0, inplace: bool = False) -> None:
+        super().__init__(p, inplace)
         self.channel_axes = channel_axes
         """Trailing axes that are dropped together: 0 for `nn.Dropout`, 2 for `nn.Dropout2d`."""
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
@@ -39,7 +39,8 @@ class KeyedDropout(nn.Dropout):
             return x
         shape = mask_shape(x.shape, self.channel_axes)
         self.step.add_(1)
-        return dropped(x, keep_mask(shape, self.p, self.key, self.step, self._buffers.get(UNITS)), self.p)
+        y = dropped(x, keep_mask(shape, self.p, self.key, self.step, self._buffers.get(UNITS)), self.p)
+        return x.copy_(y) if self.inplace else y
 
 
 class KeyedDropPath(nn.Module):
@@ -120,6 +121,8 @@ def keyed(network: nn.Module) -> nn.Module:
         for name, child in parent._modules.items():
             layer = None if child is None else replaced.get(id(child)) or _keyed_layer(child)
             if child is not None and layer is not None:
+                if id(child) not in replaced:
+                    vars(layer).update({key: value for key, value in vars(child).items() if "hook" in key})
                 parent._modules[name] = replaced.setdefault(id(child), layer.train(child.training))
     if FUNCTIONAL_KEY not in network._buffers and any(
         map(_mentions_dropout, {type(module) for module in network.modules()})
@@ -132,7 +135,7 @@ def keyed(network: nn.Module) -> nn.Module:
 def _keyed_layer(layer: nn.Module) -> nn.Module | None:
     """A keyed layer in place of another; None if the layer is none that can be replaced."""
     if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d) and type(layer) in _CHANNEL_AXES:
-        return KeyedDropout(layer.p, _CHANNEL_AXES[type(layer)])
+        return KeyedDropout(layer.p, _CHANNEL_AXES[type(layer)], layer.inplace)
     if isinstance(layer, KeyedDropPath) or not type(layer).__name__.endswith(("DropPath", "StochasticDepth")):
         return None
     stand_in = KeyedDropPath(
@@ -207,6 +210,11 @@ def _has_a_rate(layer: nn.Module) -> bool:
 def keyed_layers(modules: Iterable[nn.Module]) -> list[KeyedDropout | KeyedDropPath]:
     """The layers among these modules whose draws are keyed."""
     return [layer for layer in modules if isinstance(layer, KeyedDropout | KeyedDropPath)]
+
+
+def is_idle(layer: nn.Module) -> bool:
+    """Whether a layer is one of keyed draws that draws nothing as it is."""
+    return isinstance(layer, KeyedDropout | KeyedDropPath) and (layer.p == 0 or not layer.training)
 
 
 def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:

@@ -75,9 +75,10 @@ class Ensemble(nn.Module):
             None draws the seed from torch's global generator, so that ``torch.manual_seed`` determines it, and two
             ensembles in a row differ. ``ens.seed`` is the seed that was drawn.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
-            batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn); ``"auto"``
-            measures on the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own
-            is passed as it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
+            batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn),
+            ``"threads"`` side by side on a CPU, each on a core; ``"auto"`` measures on the first batch, remembers, and
+            tells in `choices`. A `dissensus.execution.Backend` of your own is passed as it is; what `save` wrote of
+            such an ensemble is loaded with ``"auto"``.
         output: Which part of what a member returns is its output, where that is more than one tensor: a name (an
             attribute or a key, as ``"logits"`` of transformers' models), a position, or a function of it.
         shared: Parameters and buffers that are stored once for all members, with the values of member 0: ``"frozen"``
@@ -164,7 +165,7 @@ class Ensemble(nn.Module):
         """
         if self.parallel is None:
             return copy.deepcopy(self)
-        with several_ranks(self.members, self.device, self.parallel) as ranks:
+        with several_ranks(self.members, self.device, self.parallel, "gathered") as ranks:
             body = self.body.subset([0] * self.members)
             adopt(body, self.body, ranks)
         whole = self.around(body, self.seed, list(self.member_ids), self.body.requested_backend)
@@ -174,8 +175,8 @@ class Ensemble(nn.Module):
         whole._beside.architecture = self.architecture
         return whole.train(self.training)
 
-    def _check_whole(self, what: str) -> None:
-        """Refuse what needs members that other processes hold."""
+    def check_whole(self, what: str) -> None:
+        """Refuse what needs members that other processes hold, and name the way to get them."""
         if self.parallel is not None:
             own, fix = self.own, "Use ens.gathered(), in every process, or ens.predict(...)."
             requirement = f"hold all members for {what}"
@@ -240,7 +241,7 @@ class Ensemble(nn.Module):
         ``per_member=True`` every tensor is ``[M, B, ...]``, and every member gets its own batch. What is no tensor (a
         flag, None) is handed on as it is.
         """
-        self._check_whole("a pass")
+        self.check_whole("a pass")
         return self.body.run(None, call(*inputs, **named), per_member=per_member, replayed=are_passes_replayed())
 
     def __len__(self) -> int:
@@ -401,12 +402,12 @@ class Ensemble(nn.Module):
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module, in the ensemble's mode (train or eval)."""
-        self._check_whole("`member`")
+        self.check_whole("`member`")
         return self.body.member(self._index(index)).train(self.training)
 
     def subset(self, indices: Sequence[int]) -> "Ensemble":
         """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""
-        self._check_whole("`subset`")
+        self.check_whole("`subset`")
         chosen = [self._index(i) for i in indices]
         checks.count("number of indices", len(chosen))
         subset = self.around(
@@ -429,7 +430,7 @@ class Ensemble(nn.Module):
         Batch-norm statistics of members do not fit averaged weights: given inputs ``data`` ``[N, ...]`` they are
         computed anew, else they are averaged. Statistics that members share do not change.
         """
-        self._check_whole("`soup`")
+        self.check_whole("`soup`")
         network = self.body.mean().eval()
         norms = [
             layer
@@ -560,8 +561,10 @@ class Ensemble(nn.Module):
         """Outputs of all members on every process; each computes those of its own."""
         place, own = None if file is None else inference.replaceable(file), self.own
         here = self.around(self.body, self.seed, self.member_ids[own], self.body.requested_backend)
-        with several_ranks(self.members, self.device, str(self.parallel)) as ranks:
-            result = inference.predicted(here, len(here), data, batch_size, **options)
+        with several_ranks(self.members, self.device, str(self.parallel), "predict") as ranks:
+            seen: list[int] = []
+            result = inference.predicted(here, len(here), data, batch_size, seen=seen, **options)
+            _check_read_alike(ranks.everyone(seen))
             outputs, labels = result if isinstance(result, tuple) else (result, None)
             if place is None:
                 outputs = ranks.gathered(outputs)
@@ -611,7 +614,7 @@ class Ensemble(nn.Module):
         if self.parallel is None:
             storage.write_folder(path, KIND, stored_tensors(self.body), details, FORMATS)
             return
-        with several_ranks(self.members, self.device, self.parallel) as ranks:
+        with several_ranks(self.members, self.device, self.parallel, "save") as ranks:
             tensors = stored_tensors(self.body) if ranks.first else self.body.tensors()
             written = tensors if ranks.data_rank == 0 else None
             storage.write_folder_together(path, KIND, written, details, FORMATS, ranks)
@@ -681,6 +684,15 @@ class Ensemble(nn.Module):
         return f"members={self.members}, seed={self.seed}, backend={self.backend!r}{shared}{here}"
 
 
+def _check_read_alike(seen: Sequence[Sequence[int]]) -> None:
+    """Refuse data that was not the same in all processes; ``seen`` has the checksums of the batches of each."""
+    for rank, other in enumerate(seen):
+        if other != seen[0]:
+            got = f"others on rank {rank} than on rank 0"
+            fix = "A loader that shuffles needs generator=torch.Generator().manual_seed(0), and no shard of its own."
+            checks.refuse("data", "give the same examples in all processes, in the same order", got, fix)
+
+
 SHARED_ROWS = "shared/rows"
 """What members of each run of a sweep share and train, ``[R, P]``, in files; no parameter has such a name."""
 
@@ -718,6 +730,7 @@ def fresh_members(build: Build, seed: int, members: int, first: int = 0) -> Iter
             checks.refuse("build", "return a new network at every call", "the same one twice", "Build it inside.")
         networks.append(weakref.ref(network))
         yield network
+        del network
 
 
 def _checked(network: object) -> nn.Module:

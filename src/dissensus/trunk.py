@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx import Node
 
 from dissensus import checks
+from dissensus.dropout import keyed, keyed_layers
 from dissensus.ensemble import Ensemble
 from dissensus.execution import StackedMembers
 from dissensus.execution.exporting import is_exporting
@@ -95,8 +96,8 @@ class SharedTrunk(nn.Module):
         """The same members as an ordinary `Ensemble` that shares the backbone (a copy).
 
         A member is ``nn.Sequential(Features(backbone, cut), head)``, and all that is possible with an ensemble is
-        possible with it: attacks and audits of whole members, `fit` on inputs instead of features, files that hold the
-        backbone once.
+        possible with it: attacks and audits of whole members, files that hold the backbone once, and `fit` on inputs
+        instead of features, with the same result.
 
         >>> backbone = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))
         >>> trunk = SharedTrunk(backbone, Ensemble(lambda: nn.Linear(8, 2), members=5), cut="1")
@@ -104,7 +105,7 @@ class SharedTrunk(nn.Module):
         >>> ens.shared[:2], torch.allclose(ens(torch.ones(7, 3)), trunk(torch.ones(7, 3)))
         (['0.backbone.0.weight', '0.backbone.0.bias'], True)
         """
-        features = Features(copy.deepcopy(self.backbone), self.cut)
+        features = Features(_without_dropout(copy.deepcopy(self.backbone)), self.cut)
         heads = (self.heads.member(index) for index in range(self.members))
         members = (nn.Sequential(features, head).train(self.heads.training) for head in heads)
         body = StackedMembers.of(members, lambda name: name.startswith("0."))
@@ -116,6 +117,19 @@ class SharedTrunk(nn.Module):
     def extra_repr(self) -> str:
         """The layer at which the backbone ends."""
         return "" if self.cut is None else f"cut={self.cut!r}"
+
+
+def _without_dropout(backbone: nn.Module) -> nn.Module:
+    """A backbone whose dropout layers, which drop nothing in evaluation mode, are gone.
+
+    Masks are keyed by the place of a layer among those that drop units, so those of heads are what they are without it.
+    """
+    idle = {id(layer) for layer in keyed_layers(keyed(backbone).modules())}
+    for module in list(backbone.modules()):
+        for name, child in module._modules.items():
+            if id(child) in idle:
+                module._modules[name] = nn.Identity()
+    return backbone
 
 
 class Features(nn.Module):

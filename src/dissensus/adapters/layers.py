@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from dissensus import checks
 
-LayerT = TypeVar("LayerT", nn.Linear, nn.Conv2d)
+LayerT = TypeVar("LayerT", bound=nn.Module)
 
 
 class Adapted(nn.Module):
@@ -43,16 +43,36 @@ def with_weight(layer: LayerT, weight: Tensor) -> LayerT:
         for name, tensor in plain.items():
             layer.register_parameter(name, nn.Parameter(tensor.clone()))
     with torch.no_grad():
-        layer.weight.copy_(weight)
+        cast(Tensor, layer.weight).copy_(weight)
     return layer
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether a layer is ``Conv1D`` of transformers, as in GPT-2: a linear layer whose weight is ``[in, out]``."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
+
+
+def with_linear_layers(network: nn.Module) -> nn.Module:
+    """The network with ordinary linear layers in place of transposed ones."""
+    layers = {name: _linear(layer) for name, layer in network.named_modules() if is_transposed(layer)}
+    return replaced(network, layers)
+
+
+def _linear(layer: nn.Module) -> nn.Module:
+    weight, bias = cast(nn.Parameter, layer.weight), cast(nn.Parameter, layer.bias)
+    into, out = weight.shape
+    linear = nn.Linear(into, out, device="meta")
+    linear.weight = nn.Parameter(weight.detach().t().contiguous(), weight.requires_grad)
+    linear.bias = bias
+    return linear.train(layer.training)
 
 
 Targets = str | Sequence[str] | None
 """Names of layers: patterns of whole names (``"encoder.*.query"``), or last parts of names as in peft (``"query"``)."""
 
 
-def adaptable(network: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
-    """Linear layers and 2-D convolutions by name, in the network's order.
+def adaptable(network: nn.Module) -> dict[str, nn.Module]:
+    """Linear layers, transposed ones too, and 2-D convolutions by name, in the network's order.
 
     Layers inside ``nn.MultiheadAttention`` are left out: it reads their weights and does not call them.
     """
@@ -62,11 +82,21 @@ def adaptable(network: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
     return {
         name: layer
         for name, layer in network.named_modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d) and not (hidden and name.startswith(hidden))
+        if (isinstance(layer, nn.Linear | nn.Conv2d) or is_transposed(layer))
+        and not (hidden and name.startswith(hidden))
     }
 
 
-def chosen(network: nn.Module, targets: Targets) -> dict[str, nn.Linear | nn.Conv2d]:
+def check_network(network: object) -> None:
+    """Refuse what is no network, and ensembles, whose layers hold the weights of all members."""
+    if not isinstance(network, nn.Module):
+        checks.refuse("network", "be an nn.Module", type(network).__name__, error=TypeError)
+    if hasattr(network, "member_ids"):  # an Ensemble, which cannot be imported here: its room imports this one
+        fix = "A member? Use ens.member(i)."
+        checks.refuse("network", "be one network", "an Ensemble", fix, TypeError)
+
+
+def chosen(network: nn.Module, targets: Targets) -> dict[str, nn.Module]:
     """The layers that ``targets`` names, or all of them. A target that matches nothing is refused."""
     if any(isinstance(module, Adapted) for module in network.modules()):
         checks.refuse("network", "have no adapters yet", "one that has", "Use adapters.merge(network) first.")
@@ -80,7 +110,9 @@ def chosen(network: nn.Module, targets: Targets) -> dict[str, nn.Linear | nn.Con
     matches = {pattern: [name for name in layers if _matches(name, pattern)] for pattern in patterns}
     for pattern, names in matches.items():
         if not names:
-            fix = checks.nearest(pattern, sorted({name.rpartition(".")[2] for name in layers} | set(layers)), "")
+            last_parts = sorted({name.rpartition(".")[2] for name in layers})
+            listed = f"Last parts of names: {', '.join(last_parts)}."
+            fix = checks.nearest(pattern, sorted({*last_parts, *layers}), listed)
             checks.refuse("targets", "name linear layers or 2-D convolutions of the network", repr(pattern), fix)
     named = {name for names in matches.values() for name in names}
     return {name: layer for name, layer in layers.items() if name in named}

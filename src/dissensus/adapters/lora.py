@@ -4,13 +4,14 @@ import copy
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_weight
+from dissensus.adapters.layers import Adapted, Targets, check_network, chosen, is_transposed, replaced, with_weight
 
 
 class LoraLinear(Adapted):
@@ -21,15 +22,18 @@ class LoraLinear(Adapted):
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
         self.base, self.scale = base, scale
-        like = _trainable_like(base.weight)
-        self.down = nn.Parameter(like.new_empty(rank, base.in_features))
-        self.up = nn.Parameter(like.new_zeros(base.out_features, rank))
+        like, (into, out) = _trainable_like(base.weight), self._sizes()
+        self.down = nn.Parameter(like.new_empty(rank, into))
+        self.up = nn.Parameter(like.new_zeros(out, rank))
         nn.init.kaiming_uniform_(self.down, math.sqrt(5))
+
+    def _sizes(self) -> tuple[int, int]:
+        return self.base.in_features, self.base.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the layer, and of its addition."""
-        y, x = self.base(x), x.to(self.down.dtype)
-        return y + (F.linear(F.linear(x, self.down), self.up) * self.scale).to(y.dtype)
+        y, x = self.base(x), _input(x, self.down)
+        return y + F.linear(_scaled(F.linear(x, self.down), self.scale), self.up).to(y.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -40,6 +44,20 @@ class LoraLinear(Adapted):
     def merged(self) -> nn.Linear:
         """An ordinary layer with the same outputs."""
         return with_weight(self.base, self.weight)
+
+
+class LoraTransposed(LoraLinear):
+    """`LoraLinear` for ``Conv1D`` of transformers, whose weight is ``[in, out]``."""
+
+    def _sizes(self) -> tuple[int, int]:
+        into, out = self.base.weight.shape
+        return into, out
+
+    @property
+    def weight(self) -> Tensor:
+        """W + scale · (B A)ᵀ."""
+        weight = self.base.weight
+        return (weight + self.scale * (self.up @ self.down).t()).to(weight.dtype)
 
 
 class LoraConv2d(Adapted):
@@ -57,8 +75,9 @@ class LoraConv2d(Adapted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the layer, and of its addition."""
-        y, x = self.base(x), x.to(self.down.dtype)
-        return y + (F.conv2d(self.base._conv_forward(x, self.down, None), self.up) * self.scale).to(y.dtype)
+        y, x = self.base(x), _input(x, self.down)
+        inner = _scaled(self.base._conv_forward(x, self.down, None), self.scale)
+        return y + F.conv2d(inner, self.up).to(y.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -69,6 +88,18 @@ class LoraConv2d(Adapted):
     def merged(self) -> nn.Conv2d:
         """An ordinary layer with the same outputs."""
         return with_weight(self.base, self.weight)
+
+
+def _input(x: Tensor, weight: Tensor) -> Tensor:
+    """Inputs in the dtype of an adapter; autocast needs no such copy, since it casts both to its own."""
+    if isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(weight.dtype)
+
+
+def _scaled(inner: Tensor, scale: float) -> Tensor:
+    """The few numbers between both matrices, times α / r, rather than the many outputs."""
+    return inner if scale == 1 else inner * scale
 
 
 def _trainable_like(weight: Tensor) -> Tensor:
@@ -93,8 +124,8 @@ def lora(
         network: A trained network. It is copied.
         rank: r.
         targets: Names of linear layers and 2-D convolutions: patterns of whole names, or last parts of names, as
-            ``["query", "value"]`` in peft. The default is all of them. Layers inside ``nn.MultiheadAttention``, and
-            grouped convolutions, take no adapters.
+            ``["query", "value"]`` in peft. The default is all of them, those of GPT-2 (``Conv1D`` of transformers)
+            too. Layers inside ``nn.MultiheadAttention``, and grouped convolutions, take no adapters.
         alpha: α. The default is r, so that ΔW = B A.
         trained: Patterns of names of parameters that are trained as they are, per member, such as ``"head.*"``.
 
@@ -106,6 +137,7 @@ def lora(
     >>> [name for name, p in adapted.named_parameters() if p.requires_grad]
     ['0.down', '0.up', '2.weight', '2.bias']
     """
+    check_network(network)
     rank = checks.count("rank", rank)
     alpha = float(rank) if alpha is None else checks.number("alpha", alpha, 0, open_low=True)
     network, trained = copy.deepcopy(network), [trained] if isinstance(trained, str) else list(trained)
@@ -121,12 +153,14 @@ def lora(
     for name, layer in layers.items():
         if name in kept:
             continue  # it is trained as a whole
-        if isinstance(layer, nn.Linear):
+        if is_transposed(layer):
+            adapted[name] = LoraTransposed(cast(nn.Linear, layer), rank, alpha / rank)
+        elif isinstance(layer, nn.Linear):
             adapted[name] = LoraLinear(layer, rank, alpha / rank)
-        elif layer.groups == 1:
+        elif isinstance(layer, nn.Conv2d) and layer.groups == 1:
             adapted[name] = LoraConv2d(layer, rank, alpha / rank)
         elif targets is not None:
-            got = f"{name!r} with {layer.groups} groups"
+            got = f"{name!r} with {cast(nn.Conv2d, layer).groups} groups"
             checks.refuse("targets", "name convolutions without groups", got, "Leave it out.")
     if not adapted:
         checks.refuse("targets", "leave a layer for adapters", "none: all of them are in `trained`, or have groups")

@@ -5,7 +5,7 @@ import copy
 from torch import nn
 
 from dissensus import checks
-from dissensus.adapters.layers import mapped
+from dissensus.adapters.layers import check_network, mapped
 from dissensus.adapters.lora import LoraConv2d, LoraLinear
 from dissensus.adapters.scaling import ScaledConv2d, ScaledLinear
 
@@ -25,7 +25,8 @@ def merge(network: nn.Module) -> nn.Module:
     >>> torch.allclose(merge(adapted)(x), adapted(x)), merge(adapted)
     (True, Linear(in_features=4, out_features=3, bias=True))
     """
+    check_network(network)
     if not any(isinstance(module, ADAPTED) for module in network.modules()):
-        checks.refuse("network", "have adapters", type(network).__name__, "A member of an ensemble? Use ens.member(i).")
+        checks.refuse("network", "have adapters", f"a {type(network).__name__} without any")
     merged = mapped(copy.deepcopy(network), ADAPTED, lambda layer: layer.merged())
     return merged.requires_grad_(True)

@@ -1,14 +1,15 @@
 """Members that share weights up to scales of inputs and outputs: BatchEnsemble and TabM."""
 
 import copy
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from dissensus import checks
-from dissensus.adapters.layers import Adapted, Targets, chosen, replaced, with_weight
+from dissensus.adapters.layers import Adapted, Targets, check_network, chosen, replaced, with_linear_layers, with_weight
 
 SHARED = "*base.weight"
 """Pattern of the weights that members of `batch_ensemble` and `tabm` share, for ``Ensemble(..., shared=SHARED)``."""
@@ -30,9 +31,23 @@ class ScaledLinear(Adapted):
         self.scale_out = nn.Parameter(base.weight.new_ones(base.out_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs of the scaled layer."""
+        """Outputs of the scaled layer.
+
+        Scaling inputs and outputs keeps three tensors of their size for the backward pass. Where there are more of
+        their numbers than of the weight's, the weight is scaled instead, in training.
+        """
+        if self.training and torch.is_grad_enabled() and self._has_many(x):
+            return F.linear(x, self.weight, self.bias)
         y = self.base(x * self.scale_in) * self.scale_out
         return y if self.bias is None else y + self.bias
+
+    def _has_many(self, x: Tensor) -> bool:
+        """Whether inputs and outputs have more numbers than two weights. A tracer's stand-in for inputs does not."""
+        base = self.base
+        if not isinstance(x, Tensor) or type(base) is not nn.Linear or base._forward_hooks or base._forward_pre_hooks:
+            return False
+        into, out = base.in_features, base.out_features
+        return x.numel() // into * (into + out) > 2 * into * out
 
     @property
     def weight(self) -> Tensor:
@@ -95,8 +110,9 @@ def batch_ensemble(
     >>> {name: tuple(p.shape) for name, p in adapted.named_parameters()}
     {'bias': (3,), 'scale_in': (4,), 'scale_out': (3,), 'base.weight': (3, 4)}
     """
+    check_network(network)
     checks.one_of("start", start, ("signs", "normal"))
-    network = copy.deepcopy(network)
+    network = with_linear_layers(copy.deepcopy(network))
     adapted = {name: _scaled(name, layer) for name, layer in chosen(network, targets).items()}
     for layer in adapted.values():
         _draw(layer.scale_in, start)
@@ -122,8 +138,9 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
     >>> [name for name, _ in adapted.named_parameters()]
     ['0.bias', '0.scale_in', '0.scale_out', '0.base.weight', '2.weight', '2.bias']
     """
+    check_network(network)
     checks.one_of("start", start, ("signs", "normal"))
-    network = copy.deepcopy(network)
+    network = with_linear_layers(copy.deepcopy(network))
     layers = {name: layer for name, layer in chosen(network, None).items() if isinstance(layer, nn.Linear)}
     if len(layers) < 2:
         checks.refuse(
@@ -131,7 +148,8 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
         )
     head = list(layers)[-1] if head is None else head
     if head not in layers:
-        checks.refuse("head", "name a linear layer", repr(head), checks.nearest(head, list(layers), ""))
+        fix = checks.nearest(head, list(layers), f"There are: {', '.join(layers)}.")
+        checks.refuse("head", "name a linear layer", repr(head), fix)
     layers.pop(head).reset_parameters()
     adapted = {name: _scaled(name, layer) for name, layer in layers.items()}
     first = next(iter(adapted.values())).scale_in
@@ -142,11 +160,11 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
     return replaced(network, dict(adapted))
 
 
-def _scaled(name: str, layer: nn.Linear | nn.Conv2d) -> ScaledLinear | ScaledConv2d:
+def _scaled(name: str, layer: nn.Module) -> ScaledLinear | ScaledConv2d:
     if parametrize.is_parametrized(layer):
         fix = "Leave the layer out of `targets`, or use torch.nn.utils.parametrize.remove_parametrizations."
         checks.refuse("network", "have plain weights, which members share", f"parametrized ones in {name!r}", fix)
-    return ScaledLinear(layer) if isinstance(layer, nn.Linear) else ScaledConv2d(layer)
+    return ScaledLinear(layer) if isinstance(layer, nn.Linear) else ScaledConv2d(cast(nn.Conv2d, layer))
 
 
 def _draw(scale: nn.Parameter, start: str) -> None:

@@ -66,6 +66,9 @@ def gradient_attack(
     reused = not settings.random_start
     with attack_problem(model, x, y, target=target, pool=pool, box=box, differentiable=reused) as problem:
         ball = Ball.checked(settings.norm, settings.epsilon, (problem.low, problem.high), x)
+        if settings.steps == 1 and settings.decay is None and not settings.random_start:
+            run = functools.partial(_one_step, problem=problem, ball=ball, settings=settings)
+            return problem.solve([run], ball.lengths, ball.limit)
         run = functools.partial(_run, ball=ball, settings=settings, steps=_steps(problem, ball, settings))
         runs = [functools.partial(run, restart=restart) for restart in range(settings.restarts)]
         return problem.solve(runs, ball.lengths, ball.limit)
@@ -122,6 +125,12 @@ class GradientState(NamedTuple):
     point: Inputs
     momentum: Inputs
     done: Bool[Tensor, " B"]
+
+
+def _one_step(rows: Examples, problem: AttackProblem, ball: Ball, settings: GradientSteps) -> Tensor:
+    """What `_run` gives for one step from clean inputs that are not adversarial, without the state of a loop."""
+    here = problem.loss_at_clean(rows, rows.position, cross_entropy)
+    return ball.edge(rows.x, here.gradient, settings.length)
 
 
 def _run(rows: Examples, ball: Ball, settings: GradientSteps, steps: Steps, restart: int) -> Tensor:

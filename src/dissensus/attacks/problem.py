@@ -200,8 +200,8 @@ class AttackProblem:
     ) -> tuple[Bool[Tensor, " B"], Float[Tensor, " B"]]:
         """Whether candidates are adversarial in a new forward pass, in the box and within the limit; and lengths."""
         length = lengths(candidates - rows.x)
-        flat = candidates.flatten(1)
-        valid = ((flat >= self.low) & (flat <= self.high) & flat.isfinite()).all(1) & (length <= limit)
+        least, largest = candidates.flatten(1).amin(1), candidates.flatten(1).amax(1)  # NaN if there is any
+        valid = (least >= self.low) & (largest <= self.high) & least.isfinite() & largest.isfinite() & (length <= limit)
         inputs = torch.where(valid.view(-1, *[1] * (candidates.ndim - 1)), candidates, rows.x)
         return valid & self.is_adversarial(self.pooled_scores(inputs), rows), length
 

@@ -53,10 +53,10 @@ class Evidence(NamedTuple):
     def numbers(self) -> str:
         """The value, its standard error, the line and the p-value."""
         spread = "" if math.isnan(self.error) else f" ± {significant(self.error, 2)}"
-        line = f"a yes is {'above' if self.above else 'below'} {significant(self.line)}"
+        line = f"yes if {'above' if self.above else 'below'} {significant(self.line)}"
         if math.isnan(self.p):
-            return f"{significant(self.value)}{spread}; {line}; not tested"
-        return f"{significant(self.value)}{spread}; {line}, with p below {self.level:.2g}; p = {self.p:.2g}"
+            return f"{significant(self.value)}{spread}, not tested ({line})"
+        return f"{significant(self.value)}{spread}, p = {self.p:.2g} ({line} and p < {self.level:.2g})"
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,7 @@ def overview(audit: AuditRecord) -> Any:
     for axes, (draw, _) in zip(grid, entries, strict=False):
         draw(audit, axes)
         if len(axes.get_legend_handles_labels()[0]) > 1:
-            axes.legend(fontsize=9)
+            axes.legend(fontsize=10.5)
     return figure
 
 

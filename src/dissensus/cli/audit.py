@@ -166,11 +166,12 @@ def audit(
         result = ds.audit(arrays["outputs"], labels, **arguments)
     except (ValueError, TypeError, OSError) as reason:
         fail(in_options(said(reason), options))
-    _print(result)
-    if json_file is not None:
+    if json_file is not None:  # files come first: who reads the screen through a pipe may close it
         write_file(json_file, (result.to_json() + "\n").encode())
     if page is not None:
         write_file(page, lambda file: result.page(file, files[0].stem))
+    _print(result)
+    if page is not None:
         print_place("Open", page)
     if result.verdict in (fail_on or []):
         raise typer.Exit(3)

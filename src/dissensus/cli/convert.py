@@ -27,7 +27,7 @@ def convert(
         typer.Option(help="The part of what a member returns that is its output, such as logits. For checkpoints."),
     ] = None,
 ) -> None:
-    """Write what an earlier release has saved in the present format.
+    """Convert what an earlier release saved to the present format.
 
     Ensembles and sweeps keep their weights and records. From checkpoints the newest weights are saved as an ensemble.
     """

@@ -5,15 +5,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dissensus.cli.screen import console, fail, in_options, progress_bar, said, table
+from dissensus.cli.screen import Command, CommandGroup, console, fail, in_options, progress_bar, said, table
 
 ARGUMENTS = {"name": "NAME"}
 """Arguments of the command line by those of the library that they become."""
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: list them, fetch them, check their files.")
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List data sets, fetch them, and check their files.")
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_datasets() -> None:
     """List all data sets, with their size, their terms of use, and whether they are on this machine."""
     from dissensus.data import sources
@@ -33,7 +33,7 @@ def _size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.0f} kB"
 
 
-@app.command()
+@app.command(cls=Command)
 def get(name: Annotated[str, typer.Argument(help="A data set of `dissensus data list`.")]) -> None:
     """Download a data set, verify it and keep it."""
     from dissensus.data import sources
@@ -51,7 +51,7 @@ def get(name: Annotated[str, typer.Argument(help="A data set of `dissensus data 
     console.print(f"{name} is in {folder}", soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; by default all that are present.")] = None,
 ) -> None:

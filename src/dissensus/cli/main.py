@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.logging import RichHandler
 from rich.markup import escape
-from typer.core import TyperGroup
 
 import dissensus
 import dissensus.cli.audit as audit
@@ -25,6 +24,8 @@ import dissensus.cli.study as study
 import dissensus.cli.tune as tune
 from dissensus import startup
 from dissensus.cli.screen import (
+    Command,
+    CommandGroup,
     check_folder,
     check_installed,
     console,
@@ -40,7 +41,7 @@ from dissensus.cli.screen import (
 _ORDER = ("demo", "audit", "report", "tune", "ood", "robust", "masks", "study", "data", "convert")
 
 
-class Interruptible(TyperGroup):
+class Interruptible(CommandGroup):
     """Commands that exit with one line when they are interrupted, with the shell's code, or run out of memory."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -72,17 +73,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="**dissensus**: deep ensembles whose members disagree where it counts.\n\n"
     "Start with `dissensus demo`: it trains small ensembles on real data and writes a page that shows what joint "
-    "training does to diversity.",
+    "training does to diversity. Have an ensemble already? `dissensus audit` judges its predictions.",
 )
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
-app.command()(audit.audit)
-app.command()(convert.convert)
-app.command()(masks.masks)
-app.command()(ood.ood)
-app.command()(report.report)
-app.command()(robust.robust)
-app.command()(tune.tune)
+app.command(cls=Command)(audit.audit)
+app.command(cls=Command)(convert.convert)
+app.command(cls=Command)(masks.masks)
+app.command(cls=Command)(ood.ood)
+app.command(cls=Command)(report.report)
+app.command(cls=Command)(robust.robust)
+app.command(cls=Command)(tune.tune)
 
 
 def _show_version(wanted: bool) -> bool:
@@ -106,7 +107,7 @@ def _root(
     logging.basicConfig(level=level, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)])
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     fast: Annotated[
         bool, typer.Option("--fast", help="Fewer values of β, seeds and epochs: seconds, not minutes.")
@@ -117,8 +118,8 @@ def demo(
 
     Data: scikit-learn's `diabetes` (regression) and `digits` (classification). Takes minutes on two cores.
 
-    Writes `report.html`, one file to open in any browser, `audit.html`, the audit of a jointly trained ensemble,
-    `overview.png`, and `results.json`, the numbers behind them.
+    Writes four files: `report.html` (open it in any browser), `audit.html` (the audit of a jointly trained ensemble),
+    `overview.png`, and `results.json` (the numbers behind them).
     """
     from dissensus.pages import html
     from dissensus.pages.parts import counted

@@ -25,7 +25,7 @@ def masks(
     network: Annotated[str, typer.Option(help="A network of the studies, such as resnet18.")] = "resnet18",
     count: Annotated[int, typer.Option(help="N, the number of masks.")] = 4,
     budget: Annotated[
-        list[float] | None, typer.Option(help="Cost of the ensemble, in times of the single network's; repeatable.")
+        list[float] | None, typer.Option(help="Cost of the ensemble, as a multiple of one network's; repeatable.")
     ] = None,
     cost: Annotated[Literal["parameters", "multiply_adds"], typer.Option(help="What is counted.")] = "parameters",
     size: Annotated[int, typer.Option(min=1, help="Height and width of the images.")] = 32,
@@ -58,7 +58,7 @@ def masks(
             for row in rows
         ]
         console.print(
-            table(f"{network}, {counted(count, 'mask')}, {times:g} times the {cost_name} of one network", header, cells)
+            table(f"{network}, {counted(count, 'mask')}, {times:g}× the {cost_name} of one network", header, cells)
         )
     console.print(
         "[dim]S: the scale that masks are made with; overlap: channels that two members share, of those that either "

@@ -121,10 +121,6 @@ def ood(
             scores, comparison = _compare(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
         fail(in_options(said(reason), OPTIONS))
-    _print_sets(sets, "classes" if kind in KINDS[:2] else "outputs")
-    for name, result in comparison["sets"].items():
-        _print(name, result, comparison["thresholds"])
-    _explain(false_alarms)
     if json_file is not None:
         arguments = {
             "inside": str(first),
@@ -133,6 +129,10 @@ def ood(
             "false_alarms": false_alarms,
         }
         write_file(json_file, (json.dumps({**arguments, **comparison}, indent=1) + "\n").encode())
+    _print_sets(sets, "classes" if kind in KINDS[:2] else "outputs")
+    for name, result in comparison["sets"].items():
+        _print(name, result, comparison["thresholds"])
+    _explain(false_alarms)
     _draw(scores, images, figure, gallery)
 
 

@@ -160,10 +160,10 @@ def report(
             result = ds.report(**arguments, progress=bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
         fail(in_options(said(reason), options))
-    _print(result)
     if json_file is not None:
         write_file(json_file, (result.to_json() + "\n").encode())
     write_file(page, result.page)
+    _print(result)
     print_place("Open", page)
     if result.verdict in (fail_on or []):
         raise typer.Exit(3)

@@ -180,7 +180,7 @@ def robust(
                 target_model = load_model("--model", model)
                 other = None if surrogate is None else load_model("--surrogate", surrogate)
             inputs = _inputs(data, own_data, target, image_size, examples, split_seed)
-            words = "Inputs go to the model as they are, in [0, 1]: what it does to them is part of what is attacked."
+            words = "The model gets inputs as they are, in [0, 1]. Its own preprocessing is part of what is attacked."
             subject = _Subject(target_model, inputs, other, False, words)
         console.print(subject.preparation, style="dim", markup=False, highlight=False)
         choices: Any = {"suite": suite, "norm": norm, "pool": pool}
@@ -201,13 +201,14 @@ def robust(
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
         fail(in_options(said(reason), OPTIONS))
     result.facts["standardised"] = subject.standardised
-    _print(result)
     if json_file is not None:
         write_file(json_file, (result.to_json() + "\n").encode())
     if page is not None:
         write_file(
             page, html(robustness_page(result, f"{model if ensemble is None else ensemble.name} on {data}")).encode()
         )
+    _print(result)
+    if page is not None:
         print_place("Open", page)
 
 

@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from dissensus.output_files import is_replaceable, same_place, write_output
 
@@ -30,6 +31,26 @@ FIGURES = (".png", ".pdf", ".svg")
 """Endings of files that a figure can be written to."""
 COLOURS = {"good": "green", "fair": "yellow", "bad": "red", "none": "cyan"}
 """Colours of verdicts, by the kind of news that they are (`dissensus.pages.News`)."""
+
+
+class _WithoutTypesOfFlags:
+    """Shows no type beside a flag in the help, where ``<bool>`` would look like a value that has to be given."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options and arguments."""
+        params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]  # of the class beside it
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_WithoutTypesOfFlags, TyperCommand):
+    """A command."""
+
+
+class CommandGroup(_WithoutTypesOfFlags, TyperGroup):
+    """A command with commands of its own."""
 
 
 class ProgressBar:

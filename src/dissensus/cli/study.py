@@ -15,6 +15,8 @@ from rich.padding import Padding
 from dissensus.cli.screen import (
     COLOURS,
     WRONG_USE,
+    Command,
+    CommandGroup,
     check_apart,
     check_drawn,
     check_folder,
@@ -31,7 +33,9 @@ from dissensus.cli.screen import (
     write_file,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Run tables and figures of the papers, and compare with their numbers."
+)
 
 ARGUMENTS = {"root": "the folder of runs (DISSENSUS_RUNS)"}
 """What a user knows arguments of the library by."""
@@ -48,7 +52,7 @@ LONG_NAME = 12
 """Characters of a header beyond which it is broken over lines."""
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_studies(
     paper: Annotated[
         str, typer.Argument(help="Only studies of this paper: collusion, ldr, adp, masksembles, audit or sharing.")
@@ -120,7 +124,7 @@ def _scales(spec: Any) -> str:
     return "\n".join(lines)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     name: Annotated[str, typer.Argument(help="Such as collusion/figure-2, or the file of a study.")],
     scale: Annotated[
@@ -263,7 +267,7 @@ def _cell(cell: Any) -> str:
     return (cell.text or "–") + (f"\n[dim]{interval}[/dim]" if interval else "")
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")],
     scale: Annotated[
@@ -363,7 +367,7 @@ def _full_disk(reason: Exception) -> str:
     return f"{place}. What is finished is kept: the same command goes on when there is space again"
 
 
-@app.command()
+@app.command(cls=Command)
 def report(
     names: Annotated[list[str] | None, typer.Argument(help="Studies; all by default.")] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = STUDIES_PAGE,

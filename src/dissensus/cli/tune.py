@@ -158,12 +158,12 @@ def tune(
             )
     except (ValueError, TypeError, OSError, ImportError, RuntimeError) as reason:
         fail(in_options(said(reason), OPTIONS))
-    _print(tuned)
     if json_file is not None:
         write_file(json_file, (tuned.to_json() + "\n").encode())
     if save is not None:
         tuned.ensemble.save(save)
     write_file(page, tuned.page(title=title or f"How much diversity? {Path(data).stem}").encode())
+    _print(tuned)
     print_place("Open", page)
 
 

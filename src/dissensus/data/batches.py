@@ -336,6 +336,8 @@ class LoadedBatches:
         """With ``steps_per_epoch``: the source as far as it has been read."""
         self.at_pass: Callable[[], Any] | None = None
         """With ``steps_per_epoch``: called at the beginning of every pass; checkpoints note generators there."""
+        self.seen: Callable[[int, Sequence[Tensor] | None], None] | None = None
+        """Called with the number of an epoch and the tensors of every batch, on the host, and with None at its end."""
         self.place: PlaceInSource | None = None
         """With ``steps_per_epoch``: how far the source has been read; None before its first batch."""
         streams = isinstance(source, IterableDataset)
@@ -438,7 +440,11 @@ class LoadedBatches:
             self._rebuilt = functools.partial(_rebuilt_batch, rebuilt, len(inputs))
             raw = (*inputs, read.targets, *weights, *rows)
             self.parts, self.form = len(raw), (calls.form(read.inputs), len(inputs))
+            if self.seen is not None:
+                self.seen(index, raw)
             yield tuple(part.to(self.device, non_blocking=True) for part in raw)
+        if self.seen is not None:
+            self.seen(index, None)
 
     def _check_weighted(self, weighted: bool) -> None:
         """Refuse weights in some batches only: those of the other batches would count for less, or for more."""

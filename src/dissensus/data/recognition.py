@@ -97,7 +97,7 @@ def _pairs_of_loader(loader: DataLoader[Any]) -> Pairs:
         digests = [digest(*pair_of(_collated(loader, probes))) for _ in range(2)]
     if digests[0] != digests[1]:
         fix = "Random transforms go into `augmentations`."
-        checks.refuse("data", "give the same example every time", "another at the second look", fix)
+        checks.refuse("data", "give the same example every time", "another one the second time", fix)
     sizes = [len(batch) for batch in orders[0]]
     own_class = () if type(loader) is DataLoader else (fingerprint(type(loader), opaque=[]),)  # it may change batches
     return Pairs(len(order), lambda: loader, fingerprint((order, digests[0], *own_class)), fingerprint(sizes))

@@ -11,8 +11,15 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.calls import NetworkInputs
 from dissensus.execution.batched import run_batched
+from dissensus.execution.compilation import (
+    run_batched_compiled,
+    run_loop_compiled,
+    run_streams_compiled,
+    run_vmapped_compiled,
+)
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.threaded import run_threads, suits_threads
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import run_wide
@@ -38,12 +45,17 @@ class Backend:
         takes_every_network: Whether it runs whatever the loop runs. Others are tried before their first pass, and the
             loop runs where they raise an error.
         on_cuda_only: Whether ``backend="auto"`` measures it on a GPU only.
+        on_cpu_only: Whether ``backend="auto"`` measures it on a CPU only.
+        suits: Whether it has a way of its own for a pass, by weights and inputs. Where it would do what the loop does,
+            ``"auto"`` does not measure it. None: for every pass.
     """
 
     name: str
     run: Run
     takes_every_network: bool = False
     on_cuda_only: bool = False
+    on_cpu_only: bool = False
+    suits: Callable[[Weights, NetworkInputs], bool] | None = None
 
 
 LOOP = Backend("loop", run_loop, takes_every_network=True)
@@ -55,10 +67,25 @@ BACKENDS: dict[str, Backend] = {
         LOOP,
         Backend("batched", run_products),
         Backend("vmap", run_vmapped),
+        Backend("threads", run_threads, on_cpu_only=True, suits=suits_threads),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
     )
 }
 """Backends by name; ``"auto"`` measures them in this order."""
+
+COMPILED: dict[str, Backend] = {
+    name: Backend(f"{name}, compiled", run, takes_every_network=False, on_cuda_only=BACKENDS[name].on_cuda_only)
+    for name, run in (
+        ("loop", run_loop_compiled),
+        ("batched", run_batched_compiled),
+        ("vmap", run_vmapped_compiled),
+        ("streams", run_streams_compiled),
+    )
+}
+"""The same with compiled passes, by the names of backends. No backend that is asked for: `fit` has ``compile=``."""
+
+RUNS: dict[str, Backend] = {backend.name: backend for backend in (*BACKENDS.values(), *COMPILED.values())}
+"""Every backend that a pass may run with, by its own name."""
 
 
 def checked(backend: str | Backend) -> str | Backend:

@@ -6,7 +6,6 @@ it, are slow for the few channels of small networks. Large networks have other b
 
 import operator
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
 from dissensus.execution.perceptrons import SHAPE, perceptron
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, has_hooks
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
 
@@ -102,7 +101,7 @@ def batched_plan(skeleton: Skeleton) -> list[Step]:
     steps: list[Step] = []
     for node in graph.nodes:
         if node.op == "output":
-            return [*steps, itemgetter(place[_only_input(node)])]
+            return [*steps, _value(place[_only_input(node)])]
         if node.op == "call_module":
             layer = skeleton.network.get_submodule(str(node.target))
             steps.append(_layer_step(layer, place[_only_input(node)]))
@@ -116,6 +115,11 @@ def _only_input(node: fx.Node) -> fx.Node:
     (before,) = node.args
     assert isinstance(before, fx.Node)
     return before
+
+
+def _value(place: int) -> Step:
+    """The value of an earlier step. A compiler cannot look into `operator.itemgetter`."""
+    return lambda values: values[place]
 
 
 def _layer_step(layer: nn.Module, at: int) -> Step:
@@ -135,12 +139,14 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         return f"its forward pass takes {len(inputs)} inputs"
+    if has_hooks(network):
+        return "it has hooks"
     for node in graph.nodes:
         if node.op == "call_module":
             layer = layers[str(node.target)]
             if getattr(layer, "inplace", False) and any(len(before.users) > 1 for before in node.all_input_nodes):
                 return f"layer {node.target} writes into what another operation reads"
-            if layer._forward_hooks or layer._forward_pre_hooks:
+            if has_hooks(layer):
                 return f"layer {node.target} has hooks"
             if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
                 return f"layer {node.target} ({type(layer).__name__}) has no batched form"
@@ -187,7 +193,8 @@ def _layer(layer: nn.Module, x: Tensor) -> Tensor:
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x [M, ..., in]`` through M linear maps ``[M, out, in]`` as one batched product."""
     flat = x if x.ndim == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
-    if weight.numel() < LARGE or weight.is_complex() or weight.is_meta:
+    plain = weight.is_complex() or weight.is_meta or torch.compiler.is_compiling()  # which takes no custom jvp
+    if plain or weight.numel() < LARGE:
         y = _products(flat, weight, bias)
     else:
         y = _Products.apply(*(None if tensor is None else _autocast(tensor) for tensor in (flat, weight, bias)))

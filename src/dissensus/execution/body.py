@@ -39,6 +39,8 @@ class Body(Protocol):
     """The number of training passes that follow, by which ``"auto"`` decides how long to measure; None: unknown."""
     recompute: bool
     """Whether passes with gradients run in a loop and repeat every member's forward pass in the backward pass."""
+    compiling: bool | str
+    """Whether passes of training run compiled, or ``"auto"``: where they are many and that is faster."""
     choices: Choices
     """Backends chosen so far, by mode of use."""
 

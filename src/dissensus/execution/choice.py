@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.calls import NetworkInputs, first_tensor, mapped, rows, tensors
-from dissensus.execution.backends import BACKENDS, LOOP, Run
+from dissensus.execution.backends import BACKENDS, COMPILED, LOOP, RUNS, Run
 from dissensus.execution.graphs import captured
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
@@ -35,8 +35,19 @@ LEAST_SECONDS, SECONDS, MOST_SECONDS = 1.0, 2.0, 10.0
 """Time that measuring may take: at least (a small job), if nobody knows how many passes follow, and at most."""
 SHARE = 0.02
 """Share of the time of all passes that measuring may take, and by which a choice may be slower than the best."""
+COMPILING_SECONDS, COMPILING_SECONDS_PER_LAYER = 20.0, 0.5
+"""Time that compiling a pass takes, about, if its network has few layers; and per layer if it has many."""
+COMPILING_GAINS = 0.1
+"""Share of a pass that compiling may save, which decides whether it is tried."""
+FEWEST_COMPILED = 100
+"""Passes that must follow for compiling to be considered at all."""
 HOPELESS = 3.0
 """A backend that takes this many times as long as another is not timed any further."""
+LONG = 0.5
+"""Seconds of a pass beside which what libraries do at a first call does not count: then the first pass is timed, too.
+
+Large networks are few passes per second, and a short job must not wait for rounds of passes that each take long.
+"""
 
 
 class Choice(NamedTuple):
@@ -50,7 +61,8 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in self.milliseconds.items()) or "not measured"
-        times += f"; measured in {self.seconds:.1f} s" if self.seconds else ""
+        how = "measured" if self.milliseconds else "compiled and tried"
+        times += f"; {how} in {self.seconds:.1f} s" if self.seconds else ""
         why = "".join(f"; {name} refused: {reason}" for name, reason in self.refused.items())
         return f"backend {self.backend} ({times}{why})"
 
@@ -73,6 +85,11 @@ class Choices(dict[Mode, Choice]):
 
     network = ""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined: dict[Mode, str | None] = {}
+        """With several runs whose members share weights: the backend whose passes are joined, by mode; None: none."""
+
     def keep_in(self, file: Path, network: str) -> None:
         """Read the choices that a file holds for a network (`StackedMembers.identity`), and write new ones there.
 
@@ -83,8 +100,11 @@ class Choices(dict[Mode, Choice]):
             made = {
                 tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
             }
-            if stored["network"] == network and all(choice.backend in BACKENDS for choice in made.values()):
+            joined = {tuple(mode): name for mode, name in stored.get("joined", ())}
+            known = {None, *RUNS}.issuperset([*(choice.backend for choice in made.values()), *joined.values()])
+            if stored["network"] == network and known:
                 self.update(made)
+                self.joined.update(joined)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as reason:
@@ -97,11 +117,17 @@ class Choices(dict[Mode, Choice]):
         self[mode] = choice
         self._write()
 
+    def join(self, mode: Mode, backend: str | None) -> None:
+        """Note whether passes of several runs are joined."""
+        self.joined[mode] = backend
+        self._write()
+
     def _write(self) -> None:
         if self.file is not None and self:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             choices = [(mode, choice[:3]) for mode, choice in self.items()]
-            write_record(self.file, {"format": FORMATS.newest, "network": self.network, "choices": choices})
+            content = {"format": FORMATS.newest, "network": self.network, "choices": choices}
+            write_record(self.file, {**content, "joined": list(self.joined.items())} if self.joined else content)
 
 
 class TrialPass(NamedTuple):
@@ -119,14 +145,28 @@ class TrialPass(NamedTuple):
         return run(self.skeleton, self.weights, copies, self.x, self.per_member), copies
 
     def whole(self, run: Run) -> None:
-        """Forward pass, and backward pass to weights and inputs if gradients are enabled."""
+        """Forward pass, and backward pass to weights, shared ones too, and inputs if gradients are enabled."""
+        self.results(run)
+
+    def results(self, run: Run) -> tuple[Tensor, Tensors, list[Tensor]]:
+        """Outputs, the buffers after the pass, and the gradients of a whole pass, if they are enabled."""
         # A captured pass must not lead out of its graph.
-        x = mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), self.x)
-        output, _ = self._replace(x=x).outputs(run)
-        leaves = [*self.weights.leaves(), *(tensor for tensor in tensors(x) if tensor.requires_grad)]
-        if output.requires_grad and leaves:
-            # A gradient of full size, as losses give it. That of a sum is one number, and ranks backends otherwise.
-            torch.autograd.grad((output * output.detach()).sum(), leaves, allow_unused=True)
+        x = mapped(_new_leaf, self.x)
+        shared = {n: _new_leaf(t) for n, t in self.skeleton.shared_tensors().items() if t.requires_grad}
+        with self.skeleton.lending(shared):
+            output, written = self._replace(x=x).outputs(run)
+        further = [tensor for tensor in [*shared.values(), *tensors(x)] if tensor.requires_grad]
+        leaves = [*self.weights.leaves(), *further]
+        if not output.requires_grad or not leaves:
+            return output, written, []
+        # A gradient of full size, as losses give it. That of a sum is one number, and ranks backends otherwise.
+        grads = torch.autograd.grad((output * output.detach()).sum(), leaves, allow_unused=True)
+        return output, written, [grad for grad in grads if grad is not None]
+
+
+def _new_leaf(tensor: Tensor) -> Tensor:
+    """The same numbers as a tensor that leads nowhere."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def chosen(
@@ -188,13 +228,20 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
 
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
     """
+    on_cuda = first_tensor(trial.x).is_cuda
+    suitable = [  # found here, because a backend may suit passes with gradients and others differently
+        name
+        for name, backend in BACKENDS.items()
+        if not (backend.on_cpu_only if on_cuda else backend.on_cuda_only)
+        and (backend.suits is None or backend.suits(trial.weights, trial.x))
+    ]
     with torch.no_grad(), tf32(on=False):
         (reference, buffers), (repeated, _) = trial.outputs(LOOP.run), trial.outputs(LOOP.run)
         repeatable = torch.equal(reference, repeated)
         candidates, refused = [LOOP.name], {}
         most = max(tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
-            if backend is LOOP or (backend.on_cuda_only and not first_tensor(trial.x).is_cuda):
+            if backend is LOOP or name not in suitable:
                 continue
             try:
                 output, written = trial.outputs(backend.run)
@@ -218,7 +265,7 @@ def _measured(
 
     def timed(name: str, turn: int) -> float | None:
         try:
-            return _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
+            return _timed(functools.partial(trial.whole, RUNS[name].run), first_tensor(trial.x))
         except RuntimeError as error:
             if name == LOOP.name or turn:  # the network itself, or not enough memory
                 raise
@@ -234,10 +281,11 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of candidates that take turns, until it is settled which is the fastest.
 
-    The first turn warms up. A disturbance of the machine affects every candidate, and the order rotates, since one may
-    leave caches and memory in another state than the other. Measuring ends when it is `settled` who is the fastest,
-    after `MOST_ROUNDS`, or when it has taken its time: `SHARE` of the passes that follow, if their number is known,
-    between `LEAST_SECONDS` and `MOST_SECONDS`. Each candidate has `FEWEST_ROUNDS`, unless it is `HOPELESS`.
+    The first turn warms up; it counts only for passes that are `LONG`. A disturbance of the machine affects every
+    candidate, and the order rotates, since one may leave caches and memory in another state than the other. Measuring
+    ends when it is `settled` who is the fastest, after `MOST_ROUNDS`, or when it has taken its time: `SHARE` of the
+    passes that follow, if their number is known, between `LEAST_SECONDS` and `MOST_SECONDS`. Each candidate has
+    `FEWEST_ROUNDS`, or one if passes are `LONG`, unless it is `HOPELESS`.
 
     Args:
         timed: ``(candidate, turn) -> seconds``; None if the candidate fails, which is allowed in the first turn.
@@ -255,13 +303,17 @@ def interleaved(
                 racing.remove(name)
                 continue
             spent += elapsed
-            if turn:
+            if turn == 1 and elapsed < LONG:
+                times[name].clear()  # the first pass was long because libraries set themselves up
+            if turn or elapsed >= LONG:
                 times[name].append(elapsed)
-        if turn:
-            leader = median(min((times[name] for name in racing), key=typical))
-            racing = [name for name in racing if min(times[name]) < HOPELESS * leader]
-        late = turn >= FEWEST_ROUNDS and spent > seconds_allowed(times, passes)
-        if late or (turn >= ENOUGH_ROUNDS and settled(times)) or (turn and len(racing) == 1):
+        if any(not times[name] for name in racing):
+            continue
+        leader = median(min((times[name] for name in racing), key=typical))
+        racing = [name for name in racing if min(times[name]) < HOPELESS * leader]
+        rounds = min(len(times[name]) for name in racing)
+        late = rounds >= (1 if leader >= LONG else FEWEST_ROUNDS) and spent > seconds_allowed(times, passes)
+        if late or (rounds >= ENOUGH_ROUNDS and settled(times)) or len(racing) == 1:
             break
     return {name: seconds for name, seconds in times.items() if seconds}
 
@@ -303,7 +355,7 @@ def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str]) -
     """One candidate after the other: a graph holds the memory of its pass, and nothing disturbs its replays."""
     times: dict[str, float] = {}
     for name in candidates:
-        run_pass = functools.partial(trial.whole, BACKENDS[name].run)
+        run_pass = functools.partial(trial.whole, RUNS[name].run)
         try:
             run_pass()  # libraries set themselves up
             replay = captured(run_pass)
@@ -338,3 +390,102 @@ def _timed(function: Callable[[], None], x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - start
+
+
+def with_compiled(choice: Choice, trial: TrialPass, *, always: bool, passes: int | None, replayed: bool) -> Choice:
+    """A choice that may be the compiled form of the backend that was chosen.
+
+    Compiling takes from seconds to minutes. It is tried where what it may save in the passes that follow is worth twice
+    that, since the last batch of an epoch may have another shape; the compiled form is chosen if it is 5 % faster.
+    ``always`` compiles without measuring. What fails, and what has other outputs, buffers or gradients, is refused.
+
+    Args:
+        choice: The choice among backends that are not compiled.
+        trial: A pass as it will be used.
+        always: Whether to use the compiled form wherever there is one.
+        passes: The number of passes that follow; None if it is unknown.
+        replayed: Whether passes will be replayed from a CUDA graph.
+    """
+    if choice.backend not in COMPILED:
+        return choice._replace(refused={**choice.refused, "compiled": f"backend {choice.backend} has no compiled form"})
+    name, form = choice.backend, COMPILED[choice.backend].name
+    started = time.perf_counter()
+    with generators_kept(first_tensor(trial.x).device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler warns about itself
+        if not always:
+            if passes is None or passes < FEWEST_COMPILED:
+                return choice
+            best = choice.milliseconds.get(name)
+            seconds = _second_pass(trial, name) if best is None else best / 1e3
+            if COMPILING_GAINS * passes * seconds < 2 * seconds_to_compile(trial.skeleton.network):
+                return choice
+        log.info("members are being compiled, which may take a minute")
+        problem = _problem(trial, name, form)
+        refused = {**choice.refused, form: problem} if problem else dict(choice.refused)
+        milliseconds = dict(choice.milliseconds)
+        if not problem and not always:
+            milliseconds |= _measured(trial, [name, form], refused, replayed, passes)
+    faster = form in milliseconds and milliseconds[form] <= 0.95 * milliseconds[name]
+    compiled = form not in refused and (always or faster)
+    result = Choice(form if compiled else name, milliseconds, refused, choice.seconds + time.perf_counter() - started)
+    log.info("%s", result)
+    return result
+
+
+def seconds_to_compile(network: nn.Module) -> float:
+    """About how long compiling takes.
+
+    >>> seconds_to_compile(nn.Linear(1, 1)), seconds_to_compile(nn.Sequential(*[nn.ReLU() for _ in range(100)]))
+    (20.0, 50.0)
+    """
+    layers = sum(not list(module.children()) for module in network.modules())
+    return max(COMPILING_SECONDS, COMPILING_SECONDS_PER_LAYER * layers)
+
+
+def _second_pass(trial: TrialPass, name: str) -> float:
+    run_pass = functools.partial(trial.whole, RUNS[name].run)
+    return [_timed(run_pass, first_tensor(trial.x)) for _ in range(2)][1]
+
+
+def _problem(trial: TrialPass, name: str, form: str) -> str:
+    """Why the compiled form of a backend cannot be used; empty if it gives what the backend gives."""
+    device = first_tensor(trial.x).device
+    try:
+        with generators_kept(device):
+            repeated = trial.results(RUNS[name].run)[0]
+        with generators_kept(device):
+            expected, buffers, gradients = trial.results(RUNS[name].run)
+        output, written, grads = trial.results(RUNS[form].run)
+    except Exception as error:  # a compiler may raise anything, and results of two passes may not fit into memory
+        return compiler_reason(error)
+    most = max(tolerance(t.dtype) for t in (expected, *trial.weights.tensors(), *buffers.values()))
+    if expected.is_cuda or torch.is_autocast_enabled(device.type):
+        most = max(most, tolerance(torch.bfloat16))  # TF32 and sums in another order
+    if not close(repeated, expected, most):
+        return ""  # it draws numbers that no key determines
+    if not close(output, expected, most):
+        return "its outputs differ from those of the same pass without compiling"
+    if not all(close(written[name_of], buffers[name_of], most) for name_of in buffers):
+        return "what it writes to buffers differs from the same pass without compiling"
+    if not all(_near(grad, gradient, most) for grad, gradient in zip(grads, gradients, strict=True)):
+        return "its gradients differ from those of the same pass without compiling"
+    return ""
+
+
+def compiler_reason(error: Exception) -> str:
+    """Why a pass cannot be compiled: the first line of an error, and its explanation if it has one.
+
+    >>> compiler_reason(RuntimeError("Unsupported call\\n  Explanation: It is not known.\\n  Hint: Do not."))
+    'Unsupported call: It is not known.'
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    why = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return f"{first_line(error)}: {why}"[:300] if why else first_line(error)
+
+
+def _near(gradient: Tensor, reference: Tensor, most: float) -> bool:
+    """Whether gradients agree as a whole; single numbers of them may be all rounding."""
+    size = torch.linalg.vector_norm(reference.double())
+    return bool(torch.linalg.vector_norm((gradient - reference).double()) <= 6 * most * size) or not bool(
+        size.isfinite()
+    )

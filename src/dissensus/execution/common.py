@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dissensus.calls import NetworkInputs, first_tensor, tensors
-from dissensus.dropout import KeyedDropout, KeyedDropPath, key_tensors, may_drop_units
-from dissensus.execution.skeleton import Skeleton
+from dissensus.dropout import is_idle, key_tensors, may_drop_units
+from dissensus.execution.skeleton import Skeleton, has_hooks
 from dissensus.randomness import GlobalGenerators, is_generator
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
@@ -68,22 +68,36 @@ class _NotCommon(Exception):
     pass
 
 
+class _Known(NamedTuple):
+    """What is known of a tensor whose numbers are common, unless it was written to since."""
+
+    version: int
+    name: int
+
+
 class CommonPart(TorchFunctionMode):
     """Blocks, one per member, in which calls that read common tensors alone return what the first of them returned.
 
     The n-th call with certain arguments in a member returns what the n-th such call returned before, so two tensors of
-    a member are never one. Calls that write to tensors, and results that are written to or get a hook, belong to each
-    member.
+    a member are never one. Tensors have names, by which calls are compared: equal names are equal numbers. A call that
+    writes to common tensors is done for each member, and so is the one whose result is written to. What they leave has
+    the same name in every member, so that later calls are common again. Results that get a hook belong to each member.
     """
 
     def __init__(self, skeleton: Skeleton, x: NetworkInputs) -> None:
         super().__init__()
         self.results: dict[Any, _Result] = {}
-        self.common = {id(tensor): tensor for tensor in [*skeleton.shared_tensors().values(), *tensors(x)]}
+        self.names: dict[Any, int] = {}
+        """The name of what comes from a call: the first use of each is counted."""
+        self.common = WeakIdKeyDictionary()
+        for place, tensor in enumerate([*skeleton.shared_tensors().values(), *tensors(x)]):
+            self._know(tensor, ("given", place))
         apart = skeleton.apart[skeleton.network.training]
         self.layers = [layer for layer in common_layers(skeleton) if layer not in apart]
         self.inside, self.drew, self.training = False, False, skeleton.network.training
-        self.given_up: list[Tensor] = []
+        self.names_given_up: set[int] = set()
+        self.untracked = False
+        """Whether memory may have been written to unseen; from then on nothing is common."""
         self.calls: Counter[Any] = Counter()
         """How often the present member has made each call."""
 
@@ -131,9 +145,8 @@ class CommonPart(TorchFunctionMode):
         except (_NotCommon, TypeError):
             return call(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            versions = _versions(read)
             self.calls[arguments] += 1
-            key = (arguments, *versions, self.calls[arguments])
+            key, versions = (arguments, self.calls[arguments]), _versions(read)
             known = self.results.get(key)
             if known is not None and known.versions == _versions(known.leaves):
                 known.wait()
@@ -146,29 +159,41 @@ class CommonPart(TorchFunctionMode):
             leaves, form = pytree.tree_flatten(result)
             made = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             simple = all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
-            if made and simple and not any(t.is_inference() for t in made) and versions == _versions(read):
-                ready = torch.cuda.current_stream().record_event() if made[0].is_cuda else None
-                self.results[key] = _Result(leaves, form, _versions(leaves), ready)
-                self.common.update({id(tensor): tensor for tensor in made})
+            if versions != _versions(read):
+                for place, (tensor, version) in enumerate(zip(read, versions, strict=True)):
+                    if tensor._version != version:
+                        self._know(tensor, (key, "written", place))
+            elif made and simple and not any(t.is_inference() for t in made):
+                if known is None:
+                    ready = torch.cuda.current_stream().record_event() if made[0].is_cuda else None
+                    self.results[key] = _Result(leaves, form, _versions(leaves), ready)
+                for place, tensor in enumerate(made):
+                    self._know(tensor, (key, "made", place))
         return result
 
+    def _know(self, tensor: Tensor, origin: Any) -> None:
+        name = self.names.setdefault(origin, len(self.names))
+        self.common[tensor] = _Known(tensor._version, name)
+
     def _give_up(self, tensor: Tensor, memory: bool) -> None:
-        """Compute a tensor anew in every member; everything so far, if its memory may be written to unseen."""
-        if self.common.pop(id(tensor), None) is None:
+        """Compute a tensor anew in every member; everything, if its memory may be written to unseen."""
+        known: _Known | None = self.common.pop(tensor, None)
+        if known is None:
             return
-        self.given_up.append(tensor)  # alive, so that no other tensor gets its identity, which is part of keys
+        self.names_given_up.add(known.name)
+        self.untracked = self.untracked or memory
         for key, result in list(self.results.items()):
             if memory or any(leaf is tensor for leaf in result.leaves):
-                self.given_up += [leaf for leaf in result.leaves if isinstance(leaf, Tensor)]
                 del self.results[key]
 
     def _key(self, value: Any, read: list[Tensor]) -> Any:
-        """An argument as a key: tensors by identity, plain values by type and value."""
+        """An argument as a key: tensors by name, plain values by type and value."""
         if isinstance(value, Tensor):
-            if id(value) not in self.common:
+            known: _Known | None = self.common.get(value)
+            if known is None or known.version != value._version or known.name in self.names_given_up or self.untracked:
                 raise _NotCommon
             read.append(value)
-            return ("tensor", id(value))
+            return ("tensor", known.name)
         if isinstance(value, _PLAIN):
             return (type(value), value)
         if isinstance(value, tuple | list):
@@ -280,12 +305,7 @@ def _versions(leaves: list[Any]) -> list[int]:
 
 def common_layers(skeleton: Skeleton) -> list[nn.Module]:
     """The outermost layers all of whose tensors are shared, and that neither draw numbers nor have hooks."""
-    idle = [
-        layer
-        for layer in skeleton.network.modules()
-        if isinstance(layer, KeyedDropout | KeyedDropPath) and (layer.p == 0 or not layer.training)
-    ]
-    unread = {id(tensor) for tensor in key_tensors(idle)}
+    unread = {id(tensor) for tensor in key_tensors(filter(is_idle, skeleton.network.modules()))}
     own = {id(tensor) for tensor in skeleton.tensors().values()} - unread
     found: list[nn.Module] = []
 
@@ -294,7 +314,7 @@ def common_layers(skeleton: Skeleton) -> list[nn.Module]:
             return
         inside = list(layer.modules())
         held = [id(tensor) for tensor in [*layer.parameters(), *layer.buffers()]]
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
+        hooked = any(map(has_hooks, inside))
         draws = any(is_generator(value) for m in inside for value in vars(m).values())
         if (
             held

@@ -22,6 +22,7 @@ from dissensus.execution.graphs import Capture, capture_on, on
 from dissensus.execution.kept import settings_kept
 from dissensus.execution.out_of_memory import OutOfMemory, advising
 from dissensus.execution.replay import GraphCache, Recording
+from dissensus.fingerprint import glance
 from dissensus.output_files import is_replaceable
 from dissensus.training_rows import TrainingRows
 
@@ -52,14 +53,18 @@ def predicted(
     targets: bool = False,
     unpack: Unpack | None = None,
     file: str | Path | None = None,
+    seen: list[int] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Outputs ``[M, N, ...]`` of a network with members in evaluation mode, batch by batch; the mode is put back.
 
-    ``members`` is M, which only messages use; see `dissensus.Ensemble.predict` for the other arguments.
+    ``members`` is M, which only messages use; ``seen`` gets a checksum of the inputs of every batch; see
+    `dissensus.Ensemble.predict` for the other arguments.
     """
     targets = checks.flag("targets", targets)
     place = None if file is None else replaceable(file)
     source = input_batches(data, batch_size, targets=targets, unpack=unpack, conversion=Conversion.of(network))
+    if seen is not None:
+        source = source._replace(batches=_noted(source.batches, seen))
     device = next(network.parameters()).device
     many = source.examples is None or source.examples > 4 * batch_size
     capture = capture_on(device) if many else None
@@ -69,6 +74,13 @@ def predicted(
         network.eval()
         outputs = collected(Passes(functools.partial(_outputs, network), device, capture), source, place)
         return (outputs, torch.cat(source.targets)) if targets else outputs
+
+
+def _noted(batches: Iterable[NetworkInputs], seen: list[int]) -> Iterator[NetworkInputs]:
+    """Batches, with a checksum of each in a list."""
+    for batch in batches:
+        seen.append(glance(*calls.tensors(batch)))
+        yield batch
 
 
 def recognised(

@@ -8,7 +8,7 @@ from torch import nn
 from dissensus.execution.body import Body
 from dissensus.execution.choice import Choices
 
-SETTINGS = ("backend", "channels_last", "by_rule", "recompute")
+SETTINGS = ("backend", "channels_last", "by_rule", "recompute", "compiling")
 
 
 @contextmanager

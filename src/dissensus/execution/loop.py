@@ -39,16 +39,30 @@ def _jobs(
     skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool
 ) -> Iterator[list[Callable[[], Tensor]]]:
     """One pass per member. What members have in common is computed by the first."""
-    parameters, late = weights.members(), skeleton.late(len(weights))
+    late = skeleton.late(len(weights))
 
     def member_outputs(index: int) -> Tensor:
         shared = nullcontext() if common is None else common.member()
         with skeleton.lending(parameters(index), state[index], late=late[index]), shared:
             return skeleton.passed(rows(x, index) if per_member else x)
 
-    shared_part = common_part(skeleton, x, len(weights), per_member)
-    with tallied(skeleton, buffers, len(weights)) as state, shared_part as common:
-        yield [functools.partial(member_outputs, index) for index in range(len(weights))]
+    with _writes_counted(skeleton, x) as x, tallied(skeleton, buffers, len(weights)) as state:
+        parameters = weights.members()
+        with common_part(skeleton, x, len(weights), per_member) as common:
+            yield [functools.partial(member_outputs, index) for index in range(len(weights))]
+
+
+@contextmanager
+def _writes_counted(skeleton: Skeleton, x: NetworkInputs) -> Iterator[NetworkInputs]:
+    """A block outside of inference mode, whose tensors do not count writes to them, and inputs for it.
+
+    What members have in common must not have been written to when another member takes it.
+    """
+    if not skeleton.shared or not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+        yield x
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield mapped(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
 
 
 def side_by_side(jobs: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:

@@ -38,6 +38,7 @@ class MixedMembers(nn.Module):
         self.skeletons = [Skeleton(network, output) for network in self.networks]
         self.backend = self.ran = "loop"
         self.channels_last = self.by_rule = self.recompute = False
+        self.compiling: bool | str = False
         self.choices = Choices()
         self.passes: int | None = None
         self.train(networks[0].training)

@@ -5,15 +5,11 @@ objective on all of them; only the outputs of the rank's own members want a grad
 ``members × data``: those of one row of it train the same members, each on its part of the batch.
 """
 
-import atexit
-import itertools
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -25,21 +21,15 @@ from dissensus import calls, checks
 from dissensus.calls import NetworkInputs
 from dissensus.execution.body import Body
 from dissensus.execution.graphs import between, in_pieces
+from dissensus.execution.meeting import TIMEOUT, RankFailed, is_started, meet, place, watch_end
 from dissensus.randomness import part_of_batch
 
-_FAILURE = "dissensus/failure"
-_TIMEOUT = timedelta(minutes=10)
-"""The longest wait for another rank. A process that ends closes its connections, which ends the wait at once."""
-_LOST = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|[Pp]eer")
+_LOST = re.compile(r"[Gg]loo|NCCL|[Cc]onnection (closed|reset|refused)|by peer")
 """Words of errors that say that another process is gone."""
-_blocks = itertools.count()
-"""Numbers of blocks of `several_ranks`, which are the same on all ranks."""
+_open: list[str] = []
+"""The call whose block of parallel work is under way."""
 MEMBERS, DATA = "members", "data"
 """The dimensions of the mesh of processes."""
-
-
-class RankFailed(RuntimeError):
-    """Another process of a parallel training has failed; the message says which one and why, where that is known."""
 
 
 def parts(count: int, size: int) -> list[int]:
@@ -69,9 +59,9 @@ class Connections:
     def __init__(self, here: "Ranks", device: str) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
-        self.whole: Any = dist.new_group(timeout=_TIMEOUT)
+        self.whole: Any = dist.new_group(timeout=TIMEOUT)
         """All processes."""
-        self.control: Any = dist.new_group(timeout=_TIMEOUT, backend="gloo")
+        self.control: Any = dist.new_group(timeout=TIMEOUT, backend="gloo")
         """All processes, on the host, for what is decided."""
         self._others: list[Any] = []
         if here.data_size == 1:
@@ -79,7 +69,7 @@ class Connections:
             return
         places = torch.arange(here.size * here.data_size).view(here.size, here.data_size)
         for lists in (places.T.tolist(), places.tolist()):
-            self._others.append(dist.new_subgroups_by_enumeration(lists, timeout=_TIMEOUT)[0])
+            self._others.append(dist.new_subgroups_by_enumeration(lists, timeout=TIMEOUT)[0])
         self.mesh = DeviceMesh.from_group(self._others, device, mesh=places, mesh_dim_names=(MEMBERS, DATA))
 
     def close(self, *, failed: bool) -> None:
@@ -282,6 +272,13 @@ class Ranks:
             dist.all_gather_object(values, value, group=self._connected.control)
         return values
 
+    def numbers(self, *values: int) -> list[list[int]]:
+        """A few whole numbers of every rank, on every rank; it is faster than `everyone`."""
+        mine = torch.tensor(values, dtype=torch.int64)
+        each = [torch.empty_like(mine) for _ in range(self.size * self.data_size)]
+        dist.all_gather(each, mine, group=self._connected.control)
+        return [numbers.tolist() for numbers in each]
+
 
 class _Spread(torch.autograd.Function):
     """The identity, whose backward pass sums gradients over groups of processes."""
@@ -304,44 +301,9 @@ def _device(x: NetworkInputs) -> torch.device:
     return calls.first_tensor(x).device
 
 
-def is_started() -> bool:
-    """Whether there are processes: a process group, or the variables by which torchrun tells of them."""
-    if not dist.is_available():
-        return False
-    return dist.is_initialized() or {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
-
-
-def _attempt() -> int:
-    """How often torchrun has started the processes anew."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-
-
-def join(device: torch.device) -> None:
-    """Make the process group of everyone, unless there is one."""
-    if dist.is_initialized():
-        return
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    # NCCL refuses several processes on one card.
-    of_card = device.type == "cuda" and dist.is_nccl_available() and local <= torch.cuda.device_count()
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=_TIMEOUT)))  # pyright: ignore[reportPrivateImportUsage]
-    # Addresses of an attempt whose processes have ended stay in the store, and would be waited for.
-    own_store = dist.PrefixStore(f"dissensus/attempt-{_attempt()}", store)  # pyright: ignore[reportPrivateImportUsage]
-    backend = "cpu:gloo,cuda:nccl" if of_card else "gloo"
-    dist.init_process_group(backend, store=own_store, rank=rank, world_size=size, timeout=_TIMEOUT)
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    """Close what `join` has opened."""
-    if dist.is_initialized():
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
-
-
 def members_of_rank(members: int, parallel: str) -> Ranks:
     """The place of this process, with no connection to the others yet."""
-    rank = dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
-    size = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
+    rank, size = place()
     if size > members and parallel == MEMBERS:
         fix = f"Start torchrun with --nproc-per-node {members}, or fewer; or use parallel='members+data'."
         checks.refuse("parallel", "have a member for every process", f"{size} processes, {members} members", fix)
@@ -350,35 +312,38 @@ def members_of_rank(members: int, parallel: str) -> Ranks:
 
 
 @contextmanager
-def several_ranks(members: int, device: torch.device, parallel: str = MEMBERS) -> Iterator[Ranks]:
-    """A block of parallel work, with process groups of its own. A rank that fails ends the others."""
+def several_ranks(members: int, device: torch.device, parallel: str = MEMBERS, call: str = "fit") -> Iterator[Ranks]:
+    """A block of parallel work, with process groups of its own. A rank that fails ends the others.
+
+    ``call`` is what a user has called, in words; all processes must be in the same call.
+    """
+    if _open:
+        fix = "Callbacks are called in the first process only. Call it after training."
+        requirement = f"be called outside of {_open[0]}, in which other processes take no part in it"
+        checks.refuse(call, requirement, "a call inside", fix, RuntimeError)
     here = members_of_rank(members, parallel)
-    join(device)
+    meeting, rank = meet(device, f"`{call}` of {members} members with parallel={parallel!r}"), dist.get_rank()
     on_card = device.type == "cuda" and "nccl" in str(dist.get_backend_config())
-    place = dist.get_rank()
-    ranks = replace(here, connections=Connections(here, "cuda" if on_card else "cpu"), captures=on_card)
-    store = dist.distributed_c10d._get_default_store()
-    key = f"{_FAILURE}/{_attempt()}/{next(_blocks)}"
-    failed = False
+    ranks, failed = here, False
+    _open.append(f"`{call}`")
     try:
+        ranks = replace(here, connections=Connections(here, "cuda" if on_card else "cpu"), captures=on_card)
         yield ranks
     except BaseException as reason:
         failed = True
-        lost = isinstance(reason, RuntimeError) and _LOST.search(str(reason)) is not None
-        if not lost:
+        if not (isinstance(reason, RuntimeError) and _LOST.search(str(reason))):
             # Others wait for this rank: its words first, then the end of their connections.
-            with suppress(RuntimeError):
-                if store.add(f"{key}/count", 1) == 1:
-                    store.set(key, f"rank {place}: {type(reason).__name__}: {reason}")
+            meeting.tell(f"rank {rank}: {type(reason).__name__}: {reason}")
             raise
         traceback.clear_frames(reason.__traceback__)  # they refer to connections, which others wait for
-        told = "a process that was killed, or a machine that is gone"
-        with suppress(RuntimeError):
-            if store.check([key]):
-                told = store.get(key).decode()
-        raise RankFailed(f"training ended on rank {place}, because another rank failed ({told}).") from reason
+        told = meeting.told()
+        words = told or "a process that was killed, or a machine that is gone"
+        failure = RankFailed(f"`{call}` ended on rank {rank}, because another rank failed ({words}).")
+        raise failure from (None if told else reason)
     finally:
-        ranks._connected.close(failed=failed)
+        _open.pop()
+        if ranks.connections is not None:
+            ranks.connections.close(failed=failed)
 
 
 def checked_parallel(parallel: object) -> str | None:
@@ -386,7 +351,10 @@ def checked_parallel(parallel: object) -> str | None:
     if parallel is None:
         return None
     checks.one_of("parallel", parallel, ("members", "members+data"))
-    return str(parallel) if is_started() else None
+    if not is_started():
+        return None
+    watch_end()
+    return str(parallel)
 
 
 def adopt(whole: Body, own: Body, ranks: Ranks) -> None:

@@ -42,10 +42,10 @@ def joined(
     parameters of a row.
     """
     runs = len(rows)
+    members = len(next(iter({**weights, **buffers}.values()))) // runs
     inputs, rebuilt = split_tensors(mapped(lambda t: t.unflatten(0, (runs, -1)), x) if per_member else x)
 
     def of_run(own: dict[str, Tensor], state: dict[str, Tensor], row: Tensor, tensors: list[Tensor]) -> Tensor:
-        members = len(next(iter(own.values())))
         with skeleton.lending(views(row.unsqueeze(0))):
             return run(skeleton, Hanging(own, members), state, rebuilt(tensors), per_member)
 

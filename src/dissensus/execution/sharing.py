@@ -43,7 +43,9 @@ def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> fr
             if not isinstance(pattern, str):
                 checks.refuse("shared", _CHOICES, type(pattern).__name__, error=TypeError)
             if not any(fnmatchcase(place, pattern) for place in places):
-                fix = checks.nearest(pattern, list(places), "Names are those of named_parameters() of a member.")
+                fix = checks.nearest(pattern, [FROZEN, *places], "Names are those of named_parameters() of a member.")
+                if any(place.startswith(f"{pattern}.") for place in places):
+                    fix = f"The layer? Use '{pattern}.*'."
                 checks.refuse("shared", "match names of parameters", repr(pattern), fix)
         chosen = {name for place, name in places.items() if any(fnmatchcase(place, pattern) for pattern in patterns)}
     if not chosen:
@@ -95,9 +97,10 @@ def _with_parameters(network: nn.Module, path: str) -> str:
 
 
 def _with_members(network: nn.Module, chosen: frozenset[str], known: Sequence[str]) -> frozenset[str]:
-    """The chosen names, if they leave a parameter for every member to have for itself."""
-    parameters = {name for name, _ in network.named_parameters()}
-    if not any(name in parameters and name not in chosen for name in known):
+    """The chosen names, if they leave a parameter for every member to have for itself, or a buffer such as a mask."""
+    norms = (path for path, layer in network.named_modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
+    statistics = {f"{path}.{key}".lstrip(".") for path in norms for key in network.get_submodule(path)._buffers}
+    if not any(name not in chosen and name not in statistics for name in known):
         fix = "Members that share all parameters are one network."
         checks.refuse("shared", "leave parameters that each member has for itself", "all of them", fix)
     return chosen

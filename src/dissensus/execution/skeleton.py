@@ -1,7 +1,7 @@
 """A network that runs with weights which are lent to it for the duration of a call."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -48,6 +48,8 @@ class Skeleton:
         self._lock = threading.RLock()
         """Held while tensors are lent: another thread would take them for the network's own, and restore them."""
         self._made: dict[tuple[Any, bool], Any] = {}
+        self.compiled: dict[Hashable, Any] = {}
+        """Compiled passes; see `dissensus.execution.compilation`."""
         self._writes: dict[bool, bool] = {}
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
         self.draws: dict[bool, bool] = {}
@@ -100,11 +102,11 @@ class Skeleton:
         return {name: tensor for name, tensor in self._hanging().items() if name in self.shared} if self.shared else {}
 
     def _hanging(self) -> dict[str, Tensor]:
-        with self._alone():
+        with self.alone():
             hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
         return {name: tensor for name, tensor in hanging.items() if tensor is not None}
 
-    def _alone(self) -> AbstractContextManager[object]:
+    def alone(self) -> AbstractContextManager[object]:
         """A block that one thread at a time is in; blocks of the same thread may lie in each other."""
         return nullcontext() if torch.compiler.is_compiling() else self._lock  # a compiler traces in one thread
 
@@ -120,7 +122,7 @@ class Skeleton:
                 a pass that makes buffers is refused.
         """
         lent = {name: tensor for group in tensors for name, tensor in group.items()}
-        with self._alone(), self._common_unchanged():
+        with self.alone(), self._common_unchanged():
             before = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
             self.hang(lent)
             for name, tensor in (late or {}).items():
@@ -230,7 +232,7 @@ class Skeleton:
         """Let the network have buffers that passes have made, from now on."""
         if not tensors:
             return
-        with self._alone():
+        with self.alone():
             for name, tensor in tensors.items():
                 if name in self._places:  # another thread was first
                     continue
@@ -244,7 +246,7 @@ class Skeleton:
 
     def discard(self, names: Iterable[str]) -> None:
         """Take buffers away that the network has adopted."""
-        with self._alone():
+        with self.alone():
             for name in names:
                 ((store, key),) = self._places.pop(name)
                 if self.adopted.pop(name):
@@ -258,6 +260,7 @@ class Skeleton:
         self._growing = {path: (store, len(store)) for path, (store, _) in self._growing.items()}
         self._made.clear()
         self._writes.clear()
+        self.compiled.clear()
 
     @contextmanager
     def collecting(self, late: list[dict[str, Tensor]]) -> Iterator[None]:
@@ -303,7 +306,7 @@ class Skeleton:
         A tracer runs the network's code. Weights and buffers are replaced by tensors without values, so that a pass can
         neither write to them nor branch on their values.
         """
-        with self._alone():
+        with self.alone():
             return self._traced(LeafTracer() if tracer is None else tracer)
 
     def _traced(self, tracer: fx.Tracer) -> fx.Graph:
@@ -362,6 +365,11 @@ class LeafTracer(fx.Tracer):
 
 def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn", "dissensus.dropout"))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module itself has hooks, of its forward or backward pass, which a call of it runs and nothing else."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def _version(tensor: Tensor) -> int:

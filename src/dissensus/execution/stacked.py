@@ -15,10 +15,10 @@ from torch._compile import _disable_dynamo
 from dissensus import calls, checks
 from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
-from dissensus.execution.backends import BACKENDS, LOOP, Backend
+from dissensus.execution.backends import COMPILED, LOOP, RUNS, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
-from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen
+from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen, with_compiled
 from dissensus.execution.compiled import is_compiled, uncompiled
 from dissensus.execution.exporting import is_exporting, refuse_training
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
@@ -91,16 +91,17 @@ class StackedMembers(nn.Module):
         self.custom_backend: Backend | None = None
         self.ran = ""
         self.channels_last = self.by_rule = self.recompute = False
+        self.compiling: bool | str = False
         self.choices = Choices()
         self.passes: int | None = None
         """Number of training passes that follow, for which a backend is chosen; None: unknown."""
         self._told: set[str] = set()
         """Reasons for the loop that the log has."""
-        self._joined: dict[tuple[object, ...], str | None] = {}
-        """With several runs: the backend whose passes are joined, by mode; None: runs are passed one after another."""
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._late: list[dict[str, Tensor]] = []
         """Buffers that a pass has made, of each member, until all members have them."""
+        self._compiled: set[Mode] = set()
+        """Modes whose compiled pass has been tried by this process."""
         self._outdated: set[Mode] = set()
         """Modes whose backend was chosen before members had all of their buffers."""
 
@@ -121,7 +122,7 @@ class StackedMembers(nn.Module):
         common: dict[str, Tensor] = {}
         trained: list[str] = []
         rows: list[Tensor] = []
-        for index, network in enumerate(networks):
+        for network in networks:
             if first is None and is_compiled(network):
                 log.warning("members run without the code that was compiled for them: use torch.compile(ensemble)")
             network = keyed(uncompiled(network))
@@ -133,6 +134,7 @@ class StackedMembers(nn.Module):
                 common = {name: tensors.pop(name).detach() for name in list(tensors) if name in names}
                 stacks = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
+            index = len(next(iter(stacks.values())))
             others = {name: tensors.pop(name) for name in common if name in tensors}
             _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
             compared = list(others) if equal else [] if members is None else [n for n in others if n not in trained]
@@ -157,6 +159,7 @@ class StackedMembers(nn.Module):
                 raise DifferentMembers(f"the code of the class of {where} differs in member {index}")
             for name, tensor in tensors.items():
                 stacks[name].append(tensor.detach())
+            del network, tensors, others  # what they share is freed before the next one is made
         if first is None:
             raise DifferentMembers("an ensemble needs at least one member")
         body = cls(attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
@@ -208,6 +211,8 @@ class StackedMembers(nn.Module):
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
         check_real(params)
+        if not params and (shared := self.shared_trainable()):  # what is trained belongs to all members
+            return next(iter(shared.values())).detach().new_zeros((len(self), 0))
         flat = self.layout().packed(params)
         for name, view in self.layout().weights(flat).items():
             params[name].data = view
@@ -281,14 +286,25 @@ class StackedMembers(nn.Module):
         """
         shared = self.shared_rows if shared is None else shared
         how = {"per_member": per_member, "replayed": replayed, "backend": backend}
-        if shared is None:
-            return self._run_rows(flat, x, rows=rows, **how)
-        if len(shared) == 1:
-            with self.skeleton.lending(self.shared_views(shared)):
+        if shared is None or len(shared) == 1:
+            trained = {} if shared is None else self.shared_views(shared)
+            with self.skeleton.lending(trained, self._lowered_shared(calls.first_tensor(x).device)):
                 return self._run_rows(flat, x, rows=rows, **how)
         assert isinstance(rows, slice)
         assert rows == ALL_ROWS
         return self._run_runs(flat, x, shared, **how)
+
+    def _lowered_shared(self, device: torch.device) -> dict[str, Tensor]:
+        """Frozen shared weights of products in the precision of autocast: cast once, not anew by every member.
+
+        Those of layers that are trained keep theirs, so that gradients of members are summed in it.
+        """
+        kind, compiling = device.type, torch.compiler.is_compiling()
+        if not self.skeleton.shared or compiling or kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+            return {}
+        dtype, shared = torch.get_autocast_dtype(kind), self.shared_tensors()
+        names = self.skeleton.once(_read_by_products_alone)
+        return {n: t.to(dtype) for n, t in shared.items() if n in names and not t.requires_grad and _lowers(t, dtype)}
 
     def _run_runs(
         self,
@@ -327,13 +343,12 @@ class StackedMembers(nn.Module):
             return each()
         grad = torch.is_grad_enabled()
         mode = (self.backend, self.training, grad, per_member, len(shared), self.by_rule, *calls.form(x))
-        if mode not in self._joined:
+        if mode not in self.choices.joined:
             if calls.first_tensor(x).is_cuda and torch.cuda.is_current_stream_capturing():
                 return each()
-            self._joined[mode] = self._ran_joined(
-                each, at_once, [t for t in (flat, shared) if t is not None and t.requires_grad]
-            )
-        joins = self._joined[mode]
+            leaves = [t for t in (flat, shared) if t is not None and t.requires_grad]
+            self.choices.join(mode, self._ran_joined(each, at_once, leaves))
+        joins = self.choices.joined[mode]
         if joins is None:
             return each()
         self.ran = joins
@@ -470,7 +485,7 @@ class StackedMembers(nn.Module):
     def _named(self, name: str) -> Backend:
         if self.custom_backend is not None and name == self.custom_backend.name:
             return self.custom_backend
-        return BACKENDS[name]
+        return RUNS[name]
 
     def _chosen_backend(self, members_pass: MembersPass) -> str:
         """The backend to use in this mode; the first pass in a mode chooses, later ones remember."""
@@ -480,10 +495,18 @@ class StackedMembers(nn.Module):
         device = calls.first_tensor(x).device.type
         autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
         lowered = [str(torch.get_autocast_dtype(device)), isinstance(weights, Packed)] if autocast else []
-        mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *lowered, *calls.form(x))
+        compiles = self.training and both_ways and self._may_compile()
+        how = [*lowered, *(["compiled"] if compiles else [])]
+        if both_ways and device == "cpu" and not isinstance(weights, Packed):
+            how.append("gradients of stacked tensors")  # for which other backends are measured
+        mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *how, *calls.form(x))
         if mode not in self.choices or mode in self._outdated:
             self._outdated.discard(mode)
             self._choose(mode, members_pass, both_ways)
+            if compiles and mode in self.choices:
+                self._choose_compiled(mode, members_pass)
+        elif compiles and mode not in self._compiled:
+            self._try_compiled(mode, members_pass)
         return self.choices[mode].backend if mode in self.choices else LOOP.name
 
     @_never_traced
@@ -514,6 +537,46 @@ class StackedMembers(nn.Module):
         if refusal and refusal not in self._told and not self.skeleton.appearing:  # else it is for one pass
             self._told.add(refusal)
             log.warning("members run in a loop: %s", refusal)
+
+    def _may_compile(self) -> bool:
+        """Whether passes of training are compiled, or ``"auto"`` may do it."""
+        return self.compiling is True or (self.compiling == "auto" and self.backend == "auto" and not self.by_rule)
+
+    @_never_traced
+    def _choose_compiled(self, mode: Mode, members_pass: MembersPass) -> None:
+        """Replace the choice of a mode by its compiled form, if that is wanted or faster."""
+        self._compiled.add(mode)
+        weights, buffers, x, per_member, replayed = members_pass
+        trial = TrialPass(self.skeleton, weights, buffers, x, per_member)
+        before, always = self.choices[mode], self.compiling is True
+        with torch.enable_grad():
+            choice = with_compiled(before, trial, always=always, passes=self.passes, replayed=replayed)
+        if choice is not before:
+            self.choices.add(mode, choice)
+        if always:
+            self._tell_of_refusal(choice)
+
+    @_never_traced
+    def _try_compiled(self, mode: Mode, members_pass: MembersPass) -> None:
+        """Try a compiled pass that another process has chosen, on a machine that may have no compiler."""
+        self._compiled.add(mode)
+        choice = self.choices[mode]
+        names = {form.name: name for name, form in COMPILED.items()}
+        if choice.backend not in names:
+            return
+        problem = self._error(choice.backend, members_pass, both_ways=True)
+        if problem:
+            refused = {**choice.refused, choice.backend: problem}
+            choice = Choice(names[choice.backend], choice.milliseconds, refused)
+            self.choices.add(mode, choice)
+            self._tell_of_refusal(choice)
+
+    def _tell_of_refusal(self, choice: Choice) -> None:
+        """Say once in the log why members are not compiled."""
+        reason = next((reason for form, reason in choice.refused.items() if form.endswith("compiled")), None)
+        if reason and reason not in self._told and not self.skeleton.appearing:
+            self._told.add(reason)
+            log.warning("members are not compiled: %s", reason)
 
     @_never_traced
     def _look_for_draws(self, members_pass: MembersPass) -> None:
@@ -700,6 +763,33 @@ def _row(tensors: Iterable[Tensor]) -> Tensor:
 def _selected(tensors: Tensors, rows: slice | Tensor) -> dict[str, Tensor]:
     whole = isinstance(rows, slice) and rows == slice(None)
     return {name: tensor if whole else tensor[rows] for name, tensor in tensors.items()}
+
+
+_PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _read_by_products_alone(skeleton: Skeleton) -> frozenset[str]:
+    """Names of tensors that hang in linear layers and convolutions, and nowhere else."""
+    layers = list(skeleton.network.named_modules())
+    held = {
+        is_product: {
+            id(tensor)
+            for _, layer in layers
+            for tensor in [*layer._parameters.values(), *layer._buffers.values()]
+            if tensor is not None and (type(layer) in _PRODUCTS and not _has_hooks(layer)) == is_product
+        }
+        for is_product in (True, False)
+    }
+    return frozenset(n for n, t in skeleton.shared_tensors().items() if id(t) in held[True] - held[False])
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    """Whether other code sees a layer's weights, such as that of ``torch.nn.utils.spectral_norm``."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _lowers(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype == torch.float32 and dtype in (torch.bfloat16, torch.float16)
 
 
 def _autocast_dtype(flat: Tensor) -> torch.dtype | None:

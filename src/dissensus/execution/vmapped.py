@@ -11,12 +11,17 @@ from torch._C._functorch import (
 
 from dissensus import calls
 from dissensus.calls import NetworkInputs, split_tensors
-from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 
 
 def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
-    """Run members under ``vmap``."""
+    """Run members under ``vmap``; raises `Unsupported` where the network has hooks of its backward pass.
+
+    Under ``vmap`` no activation seems to want a gradient, and torch leaves these hooks out.
+    """
+    if skeleton.once(_has_backward_hooks):
+        raise Unsupported("it has hooks of the backward pass")
     inputs, rebuilt = split_tensors(x)
 
     def member_outputs(params: dict[str, Tensor], state: dict[str, Tensor], own_inputs: list[Tensor]) -> Tensor:
@@ -28,6 +33,10 @@ def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
         return torch.func.vmap(member_outputs, in_dims, randomness="different")(
             weights.stacked(), dict(buffers), inputs
         )
+
+
+def _has_backward_hooks(skeleton: Skeleton) -> bool:
+    return any(m._backward_hooks or m._backward_pre_hooks for m in skeleton.network.modules())
 
 
 @contextmanager

@@ -34,6 +34,8 @@ def check_one_dtype(params: Tensors) -> None:
         checks.refuse("ensemble", requirement, got, fix, TypeError)
 
 
+Named = Callable[[Sequence[Tensor]], dict[str, Tensor]]
+"""``tensors -> parameters`` by name, from a few tensors that hold all of them, or from one member's rows of those."""
 Member = Callable[[int], dict[str, Tensor]]
 """``index -> parameters`` of a member. It is called on the stream of the member's pass, where it creates the views."""
 
@@ -58,6 +60,15 @@ class Hanging:
         """
         unbound = {name: tensor.unbind(0) for name, tensor in self.hanging.items()}
         return lambda index: {name: tensors[index] for name, tensors in unbound.items()}
+
+    def matrices(self) -> tuple[list[Tensor], Named]:
+        """The tensors that a pass reads, and a function that names what they hold."""
+        names = list(self.hanging)
+        return list(self.hanging.values()), lambda tensors: dict(zip(names, tensors, strict=True))
+
+    def form(self) -> tuple[object, ...]:
+        """Everything that naming depends on."""
+        return tuple(self.hanging)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that hold the parameters."""
@@ -198,6 +209,22 @@ class Packed:
         return lambda index: {
             n: view for rows, names in unbound for n, view in self.layout.views(rows[index], names).items()
         }
+
+    def matrices(self) -> tuple[list[Tensor], Named]:
+        """The matrices that a pass reads, in its precision, and a function that names what they hold as views."""
+        layout, held = self.layout, self._sections()
+        names = [own for _, own in held]
+
+        def named(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+            pairs = zip(tensors, names, strict=True)
+            return {name: view for tensor, own in pairs for name, view in layout.views(tensor, own).items()}
+
+        return [matrix for matrix, _ in held], named
+
+    def form(self) -> tuple[object, ...]:
+        """Everything that naming depends on."""
+        layout = self.layout
+        return (*layout.shapes.items(), layout.products, layout.channels_last, layout.sectioned, self.dtype)
 
     def tensors(self) -> list[Tensor]:
         """The matrix, or those of every dtype."""

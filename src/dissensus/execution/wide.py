@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, keyed_layers
+from dissensus.dropout import KeyedDropout, is_idle, keyed_layers
 from dissensus.execution.batched import (
     POINTWISE_FUNCTIONS,
     POINTWISE_LAYERS,
@@ -25,7 +26,7 @@ from dissensus.execution.batched import (
     stacked_linear,
 )
 from dissensus.execution.common import RANDOM, common_layers
-from dissensus.execution.skeleton import LeafTracer, Skeleton, Tensors, Unsupported
+from dissensus.execution.skeleton import LeafTracer, Skeleton, Tensors, Unsupported, has_hooks
 from dissensus.execution.weights import Weights
 from dissensus.randomness import GlobalGenerators
 
@@ -54,7 +55,8 @@ def run_wide(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkI
     if not isinstance(x, Tensor):
         raise Unsupported("its forward pass takes several inputs")
     plan = wide_plan(skeleton, per_member)
-    values: list[Any] = [x]
+    copies = plan.writes is not False and not torch.compiler.is_compiling()
+    values: list[Any] = [x.clone() if copies else x]  # the input is the user's
     watched = not (plan.is_known or torch.compiler.is_compiling() or _is_captured(x))
     before = GlobalGenerators.now(x.device) if watched else None
     with skeleton.lending(weights.stacked(), buffers):
@@ -64,6 +66,8 @@ def run_wide(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkI
         if before.drawn_from():
             raise Unsupported("a layer draws random numbers")
         plan.is_known = True
+    if copies and not (values[0].is_inference() or is_functorch_wrapped_tensor(values[0])):  # these have no version
+        plan.writes = values[0]._version > 0
     outputs = values[-1]
     return outputs.expand(len(weights), *outputs.shape) if plan.is_common else outputs
 
@@ -80,6 +84,8 @@ class _Plan:
         self.steps, self.is_common = steps, is_common
         self.is_known = False
         """Whether a pass has shown that layers which are not looked into draw no random numbers."""
+        self.writes: bool | None = None
+        """Whether a layer writes into the input, as the first pass has shown."""
 
 
 def wide_plan(skeleton: Skeleton, per_member: bool) -> _Plan:
@@ -109,6 +115,8 @@ def _made(skeleton: Skeleton, per_member: bool) -> _Plan:
     nodes = list(graph.nodes)
     if sum(node.op == "placeholder" for node in nodes) != 1:
         raise Unsupported("its forward pass takes several inputs")
+    if has_hooks(skeleton.network):
+        raise Unsupported("it has hooks")
     maker = _Maker(skeleton.network, keys)
     for node in nodes[:-1]:
         maker.add(node)
@@ -154,9 +162,7 @@ class _WideTracer(LeafTracer):
             path, _, key = str(target).rpartition(".")
             common = key not in self.own_keys[path]
         elif kind == "call_module":
-            layer = self.root.get_submodule(str(target))
-            idle = isinstance(layer, KeyedDropout) and (layer.p == 0 or not layer.training)
-            common = common and (idle or not any(self.own_keys[name] for name in self._inside(str(target))))
+            common = common and not any(self.own_keys[name] for name in self._inside(str(target)))
         elif target is getattr and node.args[1] in ("dtype", "device"):
             common = True
         node.meta["common"] = common
@@ -164,7 +170,9 @@ class _WideTracer(LeafTracer):
         return node
 
     def _inside(self, path: str) -> list[str]:
-        return [name for name in self.own_keys if name == path or name.startswith(f"{path}.")]
+        """Names of the layers in a layer, apart from dropout that drops nothing, whose keys nobody reads."""
+        inside = [name for name in self.own_keys if name == path or name.startswith(f"{path}.")]
+        return [name for name in inside if not is_idle(self.root.get_submodule(name))]
 
 
 def _has_proxies(layer: nn.Module) -> bool:
@@ -190,6 +198,8 @@ class _Maker:
             self.steps.append(self._attribute(str(node.target)))
         elif _writes(node):
             raise Unsupported(f"{_name(node)} writes into a tensor")
+        elif self._writes_into_what_is_read(node):
+            raise Unsupported(f"layer {node.target} writes into what another operation reads")
         elif _is_common(node):
             self.steps.append(self._called(node, self._function(node)))
         elif node.op == "call_module":
@@ -197,6 +207,13 @@ class _Maker:
         else:
             self.steps.append(self._called(node, _batched_function(node)))
         self.place[node] = len(self.steps)
+
+    def _writes_into_what_is_read(self, node: fx.Node) -> bool:
+        """Whether a layer writes into its input, and something else reads that; members get a copy of their own."""
+        if node.op != "call_module" or _is_common(node):
+            return False
+        layer = self.network.get_submodule(str(node.target))
+        return bool(getattr(layer, "inplace", False)) and any(len(before.users) > 1 for before in node.all_input_nodes)
 
     def _attribute(self, target: str) -> Step:
         path, _, key = target.rpartition(".")
@@ -210,7 +227,7 @@ class _Maker:
         """What a node whose value is common calls, as it is."""
         if node.op == "call_module":
             layer = self.network.get_submodule(str(node.target))
-            if any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules()):
+            if any(map(has_hooks, layer.modules())):
                 raise Unsupported(f"layer {node.target} has hooks")
             return layer
         if RANDOM.search(_name(node)) or ("drop" in _name(node) and self.network.training):
@@ -232,7 +249,7 @@ class _Maker:
         layer, own = self.network.get_submodule(name), self.keys[name]
         if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
             raise Unsupported(f"layer {name} takes several inputs")
-        if layer._forward_hooks or layer._forward_pre_hooks:
+        if has_hooks(layer):
             raise Unsupported(f"layer {name} has hooks")
         before = node.args[0]
         if not before.meta["batch"]:

@@ -147,6 +147,7 @@ def members_of(model: nn.Module, example: NetworkInputs) -> nn.Module:
 
 
 def _of_ensemble(ensemble: Ensemble, example: NetworkInputs) -> nn.Module:
+    ensemble.check_whole("an export")
     body = ensemble.body
     if isinstance(body, StackedMembers) and isinstance(example, Tensor) and not _convolves(body.network):
         copied = body.subset(range(len(body))).eval()

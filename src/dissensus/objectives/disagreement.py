@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+import dissensus.objectives.pair_pass as pair_pass
 from dissensus import arguments, checks, dense, losses, pooling
 from dissensus.axes import LossParts
 from dissensus.objectives.declaration import Declaration
@@ -44,6 +45,13 @@ def pair_agreement(logits: Float[Tensor, "M B C"], classes: Classes = "both") ->
 def _pairs(log_probs: Float[Tensor, "M B C"], classes: Classes = "both") -> Float[Tensor, " B"]:
     predicted = log_probs.argmax(-1)  # [M, B]
     log_p, log_rest = _AtPredictedClasses.apply(log_probs, predicted)
+    return _agreement(log_p, log_rest, predicted, classes)
+
+
+def _agreement(
+    log_p: Float[Tensor, "l B m"], log_rest: Float[Tensor, "m B"], predicted: Int[Tensor, "m B"], classes: Classes
+) -> Float[Tensor, " B"]:
+    """The loss of agreeing, from log p of each member at the class that each predicts, and log(1 − p) at its own."""
     predicted, log_p, log_rest = predicted.T, log_p.transpose(0, 1), log_rest.T  # [B, m], [B, l, m], [B, m]
     same = predicted.unsqueeze(2) == predicted.unsqueeze(1)
     elsewhere = torch.where(same, -1.0, log_p)  # where classes differ p ≤ ½, so that log(1 − p) is accurate
@@ -240,10 +248,17 @@ def ldr(
     tensor(3.4427)
     """
     logits, labels, example_weights = examples(logits, labels, example_weights, interacting="ldr")
-    members, parts, log_probs = _fitted(logits, labels, example_weights)
     checks.one_of("weight", weight, ("loss", "inverse"))
-    _check_pairs(members, logits.shape[-1])
-    pairs = _pairs(log_probs) if disagreement == "a2d" else _per_example(disagreement, log_probs)
+    if disagreement == "a2d" and pair_pass.takes(logits):
+        members, batch, classes = checks.member_outputs(logits, "logits")
+        checks.class_targets(labels, batch, classes, soft=False)
+        _check_pairs(members, classes)
+        at_label, *of_pairs = pair_pass.pair_statistics(logits, labels)
+        parts, pairs = _losses(at_label, example_weights), _agreement(*of_pairs, classes="both")
+    else:
+        members, parts, log_probs = _fitted(logits, labels, example_weights)
+        _check_pairs(members, logits.shape[-1])
+        pairs = _pairs(log_probs) if disagreement == "a2d" else _per_example(disagreement, log_probs)
     alpha = hardness(logits, labels, weight, example_weights) if alpha is None else alpha.detach().flatten()
     weighted = losses.batch_mean(alpha * pairs, example_weights)
     count = members * (members - 1) / 2
@@ -351,10 +366,14 @@ def _fitted(logits: Tensor, labels: Tensor, example_weights: Tensor | None) -> t
     members, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
     log_probs = checks.full_precision(logits).log_softmax(-1)
-    at_label = losses.at_label(log_probs, labels)  # [M, B]
+    return members, _losses(losses.at_label(log_probs, labels), example_weights), log_probs
+
+
+def _losses(at_label: Float[Tensor, "M B"], example_weights: Tensor | None) -> dict[str, Tensor]:
+    """Cross-entropies of members and ensemble as parts, from log-probabilities of labels."""
     member_loss = -losses.batch_mean(at_label, example_weights)
-    ensemble = losses.batch_mean(math.log(members) - at_label.detach().logsumexp(0), example_weights)
-    return members, {"member_loss": member_loss, "individual": member_loss.mean(), "ensemble": ensemble}, log_probs
+    ensemble = losses.batch_mean(math.log(len(at_label)) - at_label.detach().logsumexp(0), example_weights)
+    return {"member_loss": member_loss, "individual": member_loss.mean(), "ensemble": ensemble}
 
 
 def _per_example(disagreement: Disagreement, log_probs: Tensor) -> Tensor:

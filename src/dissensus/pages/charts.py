@@ -151,7 +151,7 @@ def gallery(rows: Sequence[tuple[str, Sequence[tuple[Any, str]]]]) -> Any:
     import numpy as np
 
     columns = max(len(pictures) for _, pictures in rows)
-    figure = blank_figure(1.55 * columns, 2.25 * len(rows))
+    figure = blank_figure(1.55 * columns, 2.5 * len(rows))
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for row_axes, (title, pictures) in zip(grid, rows, strict=True):
         for axes in row_axes:
@@ -159,8 +159,8 @@ def gallery(rows: Sequence[tuple[str, Sequence[tuple[Any, str]]]]) -> Any:
         for axes, (picture, words) in zip(row_axes, pictures, strict=False):
             pixels = np.asarray(picture, dtype=np.uint8).transpose(1, 2, 0)
             axes.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255)
-            axes.text(0.5, -0.05, words, transform=axes.transAxes, ha="center", va="top", fontsize=7)
-        row_axes[0].set_title(title, loc="left", fontsize=9)
+            axes.text(0.5, -0.05, words, transform=axes.transAxes, ha="center", va="top", fontsize=9)
+        row_axes[0].set_title(title, loc="left", fontsize=11)
     return figure
 
 
@@ -228,6 +228,6 @@ def maps(members: Sequence[Sequence[Sequence[float]]], classes: Sequence[str], t
         axes.spines[:].set(visible=True, alpha=0.3)
     if has_legend:
         figure.legend(
-            loc="outside lower center", ncols=5, fontsize=9.5, handletextpad=0.1, columnspacing=0.9, markerscale=2.2
+            loc="outside lower center", ncols=5, fontsize=10.5, handletextpad=0.1, columnspacing=0.9, markerscale=2.2
         )
     return figure

@@ -11,7 +11,7 @@ from numpy import ndarray
 from dissensus.pages.style import COLOURS, DASHES, INK, SHADES, blank_figure, figure_style
 
 Values = Sequence[float]
-_WORDS_SIZE = 9.5
+_WORDS_SIZE = 10.5
 _AZIMUTH, _ELEVATION = -60.0, 24.0
 """The direction, in degrees, from which a box is seen."""
 _SHADES_OF_DISAGREEMENT = ("#c98a1b00", "#c98a1ba0")

@@ -32,6 +32,8 @@ _MOST_VALUES = 600
 _VALUES_OF_A_LINE = 25
 """Values that are shown of a line without markers."""
 _MANY_TIMES = 1e4
+_LETTER, _LABEL = 0.55, 0.8
+"""Width of a letter as a share of its size, and the share of a panel's height that a label may take in one line."""
 _LONGEST_NAME = 48
 """Characters of a name in a legend."""
 _LEGEND_WIDTH = 62
@@ -124,6 +126,24 @@ def shortened(name: str, most: int = _LONGEST_NAME) -> str:
     ('noise', 48, 'pred…')
     """
     return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def in_two_lines(label: str, height: float, size: float) -> str:
+    """A label of a vertical axis, broken at the space nearest to its middle where it could be cut off.
+
+    Args:
+        label: The label.
+        height: Height of the panel, in points.
+        size: Size of the letters, in points.
+
+    >>> in_two_lines("increase of the test error", 240, 11), in_two_lines("increase of the test error", 120, 11)
+    ('increase of the test error', 'increase of\\nthe test error')
+    """
+    spaces = [i for i, letter in enumerate(label) if letter == " "]
+    if not spaces or "\n" in label or len(label) * _LETTER * size <= _LABEL * height:
+        return label
+    middle = min(spaces, key=lambda i: abs(i - len(label) // 2))
+    return f"{label[:middle]}\n{label[middle + 1 :]}"
 
 
 def save(figure: Any, file: Path) -> None:
@@ -256,7 +276,7 @@ def _said(axis: Any, value: float) -> str:
     """A value with its axis' label; the name of its tick where ticks have names."""
     from matplotlib.ticker import PercentFormatter
 
-    label, ticks = axis.get_label_text(), axis.get_major_formatter()
+    label, ticks = axis.get_label_text().replace("\n", " "), axis.get_major_formatter()
     text = significant(value)
     if isinstance(ticks, PercentFormatter):
         text = f"{100 * value / ticks.xmax:.3g} %"
@@ -285,6 +305,10 @@ def _plain_text(figure: Any) -> Iterator[None]:
     for text in figure.findobj(Text):
         text.set_text(printable(text.get_text()))
         text.set_parse_math(False)
+    for axes in figure.axes:
+        label, place = axes.yaxis.label, axes.get_subplotspec()
+        rows = place.get_gridspec().nrows / len(place.rowspan) if place else 1
+        label.set_text(in_two_lines(label.get_text(), 72 * figure.get_figheight() / rows, label.get_fontsize()))
     for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
         names = axis.get_major_formatter()
         if isinstance(names, FuncFormatter):  # of ticks with names, which are written when they are drawn

@@ -119,7 +119,7 @@ def classes(
         set_title: Title of the panel of the sets.
     """
     panels = 2 if sizes is None else 3
-    figure = blank_figure(4.4 * panels, 3.9)
+    figure = blank_figure(3.75 * panels, 3.7)
     axes = figure.subplots(1, panels)
     for panel in axes:
         panel.set_axisbelow(True)

@@ -315,7 +315,7 @@ def _shifted(content: Content) -> list[Part]:
     text = (
         "Does the ensemble notice data unlike its own? The area under the ROC curve (AUROC) is the chance that a "
         f"shifted example scores higher than a usual one: 0.5 is guessing. The first score, {first}, was chosen before "
-        "any data was seen. Answers go by it."
+        "any data was seen. The answer at the top goes by it."
     )
     missed = ", ".join(f"{percent(result.false_positives)} of {name}" for name, result in measured.shifted.items())
     return [

@@ -143,15 +143,21 @@ def page(names: Sequence[str], root: Path, on_progress: OnProgress = no_progress
     introduction = (
         "Every line is a table or a figure of a paper, with its claim and the verdict on it. Verdicts are computed "
         "from our numbers, by 95 % intervals over seeds (Student's t; of paired differences, Δ, where two values are "
-        "compared). A statement agrees where the whole interval lies in what it allows, disagrees where the whole "
-        "interval lies outside of it, and is undecided otherwise; one seed decides nothing. “Agrees in direction” "
-        "means that the direction is shown, and the amount is not. Runs on other data, with other networks, with less "
-        "training or on a subset are reduced settings, where a paper's numbers are not comparable. Stale results were "
-        "made by other settings or another version of the procedure than today's."
+        "compared)."
+    )
+    reading = (
+        "A statement agrees where the whole interval lies in what it allows. It disagrees where the whole interval "
+        "lies outside of it, and is undecided otherwise. One seed decides nothing. “Agrees in direction” means that "
+        "the direction is shown, and the amount is not."
+    )
+    settings = (
+        "Runs on other data, with other networks, with less training or on a subset are reduced settings, where a "
+        "paper's numbers are not comparable. Stale results were made by other settings or another version of the "
+        "procedure than today's."
     )
     return Page(
         "What the papers say, and what we measured",
-        [Text(introduction, "lead"), _counts(studies), *sections],
+        [Text(introduction, "lead"), Text(reading), Text(settings), _counts(studies), *sections],
         filter="Show studies with these words (a data set, a method, a verdict):",
     )
 
@@ -164,7 +170,7 @@ def _counts(studies: Sequence[Study]) -> Text:
             verdict: claims.count(verdict) for verdict in NEWS if verdict in claims and verdict != verdicts.NOT_RUN
         }
         mixed = sum(", " in claim for claim in claims)
-        parts = [verdicts.counts_in_words(counts), f"{mixed} different by data" if mixed else ""]
+        parts = [verdicts.counts_in_words(counts), f"{mixed} with several verdicts, by data" if mixed else ""]
         words.append(f"{title}: {', '.join(filter(None, parts)) or 'none'}")
     with_results = [results for _, results in studies if results]
     stale = sum(bool(freshest(results).stale) for results in with_results)

@@ -5,7 +5,6 @@ A second run of the same settings does nothing; one that was interrupted or has 
 processes from running the same study at once.
 """
 
-import functools
 import itertools
 import json
 import logging
@@ -272,7 +271,10 @@ def _set_aside(folder: Path, unit: str) -> Path:
 
 def _rows(context: StudyContext, procedure: Procedure, jobs: int | Workers) -> list[Row]:
     """Run what is left of a study, and return all its rows."""
-    steps = [*procedure.steps, Step(_Units(procedure, unfinished=True), _RunUnit(procedure.run))]
+    steps = [
+        *procedure.steps,
+        Step(_Units(procedure, unfinished=True), _RunUnit(procedure.run), spreads=procedure.spreads),
+    ]
     tasks = [list(step.tasks(context)) for step in steps]
     weights = [step.weight if left else 0.0 for step, left in zip(steps, tasks, strict=True)]
     before = 0.0
@@ -324,33 +326,34 @@ class _ProgressPart:
 def _work(step: Step, tasks: Sequence[Any], context: StudyContext, jobs: int | Workers, progress: OnProgress) -> None:
     """Do the tasks of a step, one after the other, in several processes or on a cluster."""
     if isinstance(jobs, Workers):
-        if step.spread is None:
-            _work_there(step, tasks, context, jobs, progress)
-            return
-        run = functools.partial(_spread, step.spread, jobs.cluster)
+        if tasks:
+            _work_on(jobs, step, tasks, context, progress)
     elif jobs > 1 and len(tasks) > 1:
         _work_in_processes(step, tasks, context, jobs, progress)
-        return
     else:
-        run = step.run
-    for i, task in enumerate(tasks):
-        part = _ProgressPart(progress, i / len(tasks), 1 / len(tasks))
-        run(task, replace(context, progress=part))
+        for i, task in enumerate(tasks):
+            step.run(task, replace(context, progress=_ProgressPart(progress, i / len(tasks), 1 / len(tasks))))
 
 
-def _spread(
-    spread: Callable[[Any, StudyContext, RayCluster], None], cluster: RayCluster, task: Any, context: StudyContext
-) -> None:
-    spread(task, context, cluster)
-
-
-def _work_there(
-    step: Step, tasks: Sequence[Any], context: StudyContext, workers: Workers, progress: OnProgress
-) -> None:
-    """Do the tasks of a step on a cluster."""
-    if not tasks:
-        return
+def _work_on(workers: Workers, step: Step, tasks: Sequence[Any], context: StudyContext, progress: OnProgress) -> None:
+    """Do the tasks of a step on a cluster: some as a whole, and some from here, whose runs are tasks."""
     need = Need(1, workers.cluster.gpus if context.device.type == "cuda" else 0.0)
+    few = len(tasks) < workers.slots(need)
+    from_here = [task for task in tasks if step.spreads(task, context, few)]
+    whole = [task for task in tasks if task not in from_here]
+    if whole:
+        part = _ProgressPart(progress, 0.0, len(whole) / len(tasks))
+        _work_there(step, whole, replace(context, progress=part), workers, need)
+    for i, task in enumerate(from_here, len(whole)):
+        part = _ProgressPart(progress, i / len(tasks), 1 / len(tasks))
+        with ExitStack() as stack:
+            if (name := getattr(task, "name", None)) is not None:
+                stack.enter_context(left_by_others(inside(context.folder, name)))
+            step.run(task, replace(context, progress=part, cluster=workers.cluster))
+
+
+def _work_there(step: Step, tasks: Sequence[Any], context: StudyContext, workers: Workers, need: Need) -> None:
+    """Do the tasks of a step on a cluster, each as a whole."""
     workers.examine(workers.fitting(need), context.folder, "root")
     need = replace(need, cpus=workers.cores(need, len(tasks)))
     silent = replace(context, progress=no_progress)
@@ -360,7 +363,7 @@ def _work_there(
 
     def finish(number: int, result: object) -> None:  # noqa: ARG001
         finished = next(done)
-        progress(f"{finished} of {len(tasks)} tasks are done, on a {workers}", finished / len(tasks))
+        context.progress(f"{finished} of {len(tasks)} tasks are done, on a {workers}", finished / len(tasks))
 
     workers.run([_task(i, task, context, need) for i, task in enumerate(tasks)], shared, finish)
 

@@ -1,7 +1,7 @@
 """Training: one stacked computation for all members."""
 
+from dissensus.execution.meeting import RankFailed
 from dissensus.execution.out_of_memory import OutOfMemory
-from dissensus.execution.ranks import RankFailed
 from dissensus.train import callbacks, schedules
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.cluster import ClusterError, RayCluster

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from dissensus import checks
 from dissensus.output_files import write_output
+from dissensus.train.grid import key_of
 from dissensus.train.history import flattened
 from dissensus.train.notification import Entry, Rung, Start
 
@@ -162,7 +163,7 @@ class SuccessiveHalving:
 
     def _candidate(self, entry: Entry) -> str:
         point = {name: value for name, value in entry.get("point", {}).items() if name != self.seed}
-        return repr(sorted(point.items(), key=lambda item: item[0]))
+        return key_of(point)
 
     def _mean(self, candidate: str) -> float:
         values = [value for (name, _), value in self.best.items() if name == candidate]

@@ -277,14 +277,19 @@ _FOLLOWS_FROM = {
 _CHECKSUM = "0" * 64
 
 
+def differing_settings(stored: object, current: Mapping[str, Any]) -> list[str]:
+    """Names of settings that differ between two fingerprints, without those that follow from others."""
+    differ = differing(stored, current)
+    return [key for key in differ if _FOLLOWS_FROM.get(key, set()).isdisjoint(differ)]
+
+
 def refuse_other(path: Path, kind: str, stored: object, current: Mapping[str, Any]) -> None:
     """Refuse a checkpoint or the plan of a sweep with another fingerprint; the error names what differs."""
-    differ = differing(stored, current)
-    keys = [key for key in differ if _FOLLOWS_FROM.get(key, set()).isdisjoint(differ)]
+    keys = differing_settings(stored, current)
     if not keys:
         return
     known = stored if isinstance(stored, Mapping) else {}
-    values = [f"{key!r} was {known[key]} and is {current[key]}" for key in keys if _are_plain(known, current, key)]
+    values = [f"{key!r} was {known[key]} and is {current[key]}" for key in keys if are_plain(known, current, key)]
     told = f" ({'; '.join(values)})" if values else ""
     names = ", ".join(map(repr, ["schedule" if key == "rates" else key for key in keys]))
     raise storage.StorageError(
@@ -292,7 +297,7 @@ def refuse_other(path: Path, kind: str, stored: object, current: Mapping[str, An
     )
 
 
-def _are_plain(stored: Mapping[str, Any], current: Mapping[str, Any], key: str) -> bool:
+def are_plain(stored: Mapping[str, Any], current: Mapping[str, Any], key: str) -> bool:
     """Whether both values are readable, not checksums."""
     return all(len(str(side.get(key, _CHECKSUM))) < len(_CHECKSUM) for side in (stored, current))
 

@@ -9,8 +9,10 @@ import os
 import pickle
 import re
 import secrets
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 
 import dissensus
@@ -86,13 +89,13 @@ class RayCluster:
         checks.refuse("cluster", "be 'ray', a RayCluster or None", repr(cluster), error=TypeError)
 
 
-def _check_address(address: object) -> None:
+def _check_address(address: object, name: str = "address") -> None:
     if isinstance(address, str) and "://" in address:
         fix = "Start the script on a machine of the cluster, such as by `ray job submit`."
-        checks.refuse("address", "be HOST:PORT of the head node, not of a Ray client", repr(address), fix)
+        checks.refuse(name, "be HOST:PORT of the head node, not of a Ray client", repr(address), fix)
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if address not in ("auto", "local") and not (host and port.isdigit() and int(port) < 2**16):
-        checks.refuse("address", "be HOST:PORT of the head node, such as '10.0.0.1:6379'", repr(address))
+        checks.refuse(name, "be HOST:PORT of the head node, such as '10.0.0.1:6379'", repr(address))
 
 
 class Node(NamedTuple):
@@ -145,6 +148,13 @@ class Task:
     """The error where memory has run out; it is told what is known."""
 
 
+class Sent(NamedTuple):
+    """What all tasks need, where workers can read it."""
+
+    reference: Any
+    bytes: int
+
+
 @contextmanager
 def connected(cluster: RayCluster) -> Iterator["Workers"]:
     """A block that works on a cluster. A connection that is made here, or a cluster, ends with the block."""
@@ -152,22 +162,33 @@ def connected(cluster: RayCluster) -> Iterator["Workers"]:
         import ray
     except ImportError:
         raise ImportError("a cluster needs Ray: pip install 'dissensus[ray]'") from None
-    mine, variables = not ray.is_initialized(), set(os.environ)
-    if mine:
-        _connect(ray, cluster.address)
-    elif cluster.address not in (None, "auto", "local") and not _is_at(
-        ray.get_runtime_context().gcs_address, cluster.address
-    ):
-        fix = "Call ray.shutdown() first, or leave it out."
-        requirement = "be the cluster that this process is connected to"
-        checks.refuse("address", f"{requirement}, {ray.get_runtime_context().gcs_address}", cluster.address, fix)
+    mine, variables, on_termination = not ray.is_initialized(), set(os.environ), signal.getsignal(signal.SIGTERM)
+    address = _reachable(cluster.address) if mine else _check_connection(ray, cluster.address)
     try:
+        if mine:
+            _connect(ray, address)
         yield Workers(ray, cluster)
     finally:
         if mine:
             ray.shutdown()
             for name in set(os.environ) - variables:  # which Ray sets for its own processes
                 del os.environ[name]
+            if threading.current_thread() is threading.main_thread() and on_termination is not None:
+                signal.signal(signal.SIGTERM, on_termination)  # Ray has put its own in its place
+
+
+def _check_connection(ray: Any, address: str | None) -> str | None:
+    """An address, if a connection that this process has already is one to the cluster there; others are refused."""
+    if ray.util.client.ray.is_connected():
+        fix = "Call ray.shutdown() first, and start the script on a machine of the cluster."
+        checks.refuse("cluster", "be one that this process belongs to", "the connection of a Ray client", fix)
+    if address in (None, "auto", "local"):
+        return address
+    connected_to = ray.get_runtime_context().gcs_address
+    if not _is_at(connected_to, address):
+        fix = "Call ray.shutdown() first, or leave it out."
+        checks.refuse("address", f"be the cluster that this process is connected to, {connected_to}", address, fix)
+    return address
 
 
 def _is_at(connected: str, address: str) -> bool:
@@ -178,14 +199,21 @@ def _is_at(connected: str, address: str) -> bool:
     return connected in (address, f"{host}:{port}")
 
 
-def _connect(ray: Any, address: str | None) -> None:
-    address = address or os.environ.get("RAY_ADDRESS") or None
+def _reachable(address: str | None) -> str | None:
+    """The address of a head that answers; None where there is none, neither here nor in the environment."""
+    if address is None and os.environ.get("RAY_ADDRESS"):
+        address = os.environ["RAY_ADDRESS"]
+        _check_address(address, "RAY_ADDRESS")
     if address is not None and address not in ("auto", "local"):
         host, _, port = address.rpartition(":")
         try:  # Ray itself would try for a minute, and log meanwhile
             socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
         except (OSError, ValueError) as reason:
             raise ClusterError(f"there is no Ray cluster at {address} ({reason}). {_START}.") from reason
+    return address
+
+
+def _connect(ray: Any, address: str | None) -> None:
     quietly: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Ray announces for its next versions
@@ -211,6 +239,8 @@ class Workers:
 
     def __init__(self, ray: Any, cluster: RayCluster) -> None:
         self.ray, self.cluster = ray, cluster
+        self.told = set[str]()
+        """What workers have said."""
 
     def nodes(self) -> list[Node]:
         """The machines that are there now."""
@@ -236,12 +266,17 @@ class Workers:
             raise ClusterError(f"a task takes {need}, and no node has that. Nodes: {there}. {fix}")
         return fitting
 
+    def slots(self, need: Need) -> int:
+        """How many tasks run at once."""
+        return sum(node.slots(need) for node in self.fitting(need))
+
     def cores(self, need: Need, tasks: int) -> int:
-        """Cores of each of some tasks: more than one where there are fewer tasks than cores."""
+        """Cores of each of some tasks: more than one where fewer tasks than cores run at once, as with GPUs."""
         if self.cluster.cpus is not None:
             return self.cluster.cpus
         nodes = self.fitting(need)
-        return max(1, int(min(node.cpus for node in nodes)) // -(-tasks // len(nodes)))
+        at_once = min(-(-tasks // len(nodes)), min(node.slots(need) for node in nodes))
+        return max(1, int(min(node.cpus for node in nodes)) // at_once)
 
     def __str__(self) -> str:
         nodes = self.nodes()
@@ -279,19 +314,31 @@ class Workers:
         finally:
             token.unlink(missing_ok=True)
 
-    def share(self, value: Any, parts: Mapping[str, Any]) -> Any:
-        """Put what all tasks need where all workers can read it; a part that cannot be sent is refused by its name."""
+    def share(self, value: Any, parts: Mapping[str, Any]) -> "Sent":
+        """Put what all tasks need where all workers can read it; a part that cannot be sent is refused by its name.
+
+        It is sent as bytes: arrays that Ray sends as such cannot be written to, and a data set may do that.
+        """
         try:
-            return self.ray.put(value)
+            payload = self.ray.cloudpickle.dumps(value)
         except Exception as reason:  # whatever a user's objects raise
             for name, part in parts.items():
                 _check_sendable(self.ray.cloudpickle, name, part)
             raise ClusterError(f"what is trained could not be sent to the workers: {_first_line(reason)}") from reason
+        try:
+            return Sent(self.ray.put(np.frombuffer(payload, np.uint8)), len(payload))
+        except (self.ray.exceptions.RayError, OSError) as reason:
+            fix = (
+                "Start Ray with a larger `--object-store-memory`, or with more room for the files that it spills. Or "
+                "give data that workers read from files, as a Dataset does."
+            )
+            size = mebibytes(len(payload))
+            raise ClusterError(f"{size} could not be sent to the workers: {_first_line(reason)} {fix}") from reason
 
     def run(
         self,
         tasks: Sequence[Task],
-        shared: Any,
+        shared: "Sent",
         done: Callable[[int, Any], None],
         reported: Callable[[Mapping[int, Any]], None] | None = None,
     ) -> None:
@@ -332,7 +379,7 @@ class Workers:
             if board is not None:
                 self.ray.kill(board)
 
-    def _begin(self, task: Task, shared: Any, board: Any, number: int) -> Any:
+    def _begin(self, task: Task, shared: "Sent", board: Any, number: int) -> Any:
         setup = {
             "dtype": torch.get_default_dtype(),
             "threads": task.need.cpus,
@@ -350,7 +397,7 @@ class Workers:
             name=task.name,
             scheduling_strategy="SPREAD",
         )
-        return options.remote(setup, task.function, [shared], task.arguments, board, number)
+        return options.remote(setup, task.function, [shared.reference], task.arguments, board, number)
 
     def _result(self, task: Task, reference: Any) -> Any:
         """The result of a task that has ended; `_Lost` where its worker was lost."""
@@ -364,10 +411,15 @@ class Workers:
         except exceptions.RayError as reason:
             raise _Lost(reason, memory=isinstance(reason, exceptions.OutOfMemoryError)) from reason
         for level, text in outcome.logged:
-            log.log(level, "%s (%s, on %s)", text, task.name, outcome.node)
-        if outcome.error is not None:
-            outcome.error.add_note(f"in {task.name}, on {outcome.node}:\n{outcome.trace}")
-            raise outcome.error
+            if text not in self.told:  # what one task says, others of its shape say too
+                log.log(level, "%s (%s, on %s)", text, task.name, outcome.node)
+            self.told.add(text)
+        error = outcome.error
+        if error is not None and isinstance(error, exceptions.RayError):  # what is shared did not arrive
+            raise _Lost(error, memory=False) from error
+        if error is not None:
+            error.add_note(f"in {task.name}, on {outcome.node}:\n{outcome.trace}")
+            raise error
         return outcome.value
 
     def _read(self, board: Any, reported: Callable[[Mapping[int, Any]], None]) -> None:
@@ -450,7 +502,7 @@ def _perform(
     node, value, error, trace = socket.gethostname(), None, None, ""
     try:
         _check_versions(node, {**_versions(), "token": ""}, setup["version"])
-        with _as_at_home(setup):
+        with _as_at_home(setup), records.of_warnings():
             shared = _received(ray, boxed[0], node)
             value = function(shared, *arguments, report=_Reporter(board, number))
     except Exception as reason:
@@ -512,7 +564,7 @@ def _as_at_home(setup: Mapping[str, Any]) -> Iterator[None]:
 def _received(ray: Any, reference: Any, node: str) -> Any:
     """What was shared; a module that is missing here is named."""
     try:
-        return ray.get(reference)
+        return ray.cloudpickle.loads(ray.get(reference))
     except Exception as reason:
         absent = re.search(r"No module named '[\w.]+'", str(reason))
         if absent is None:
@@ -618,7 +670,7 @@ def _first_line(reason: object) -> str:
 
 
 class _Records(logging.Handler):
-    """Collects warnings of a task, which are told at home."""
+    """Collects warnings of a task, logged or not, which are told at home."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -628,3 +680,14 @@ class _Records(logging.Handler):
         """Keep a record's level and text."""
         with suppress(Exception):
             self.told.append((record.levelno, record.getMessage()))
+
+    @contextmanager
+    def of_warnings(self) -> Iterator[None]:
+        """A block whose Python warnings are collected too."""
+
+        def collect(message: Warning | str, category: type[Warning], *_: object) -> None:
+            self.told.append((logging.WARNING, f"{category.__name__}: {message}"))
+
+        with warnings.catch_warnings():
+            warnings.showwarning = collect
+            yield

@@ -28,7 +28,7 @@ from dissensus.objectives.declaration import (
 )
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.bar import check_progress
-from dissensus.train.grid import Run
+from dissensus.train.grid import Run, key_of
 from dissensus.train.settings import (
     BatchSettings,
     OptimizerSettings,
@@ -85,6 +85,8 @@ def tell_of_updates(updates: UpdateSettings, body: Body) -> None:
     """Say in the log where accumulated batches differ from large ones, and how recomputed members run."""
     if updates.accumulate > 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in body.modules()):
         log.info("accumulate: batch norm normalises each batch by itself, not the large one that it is a part of")
+    if updates.compile is True and not body.alike:
+        log.warning("members are not compiled: they have different architectures")
     if updates.recompute:
         log.info("recompute: members run in a loop, and steps are not captured in graphs")
 
@@ -257,7 +259,7 @@ def check_target_settings(
             fix = "Leave one of them out: labels would be smoothed twice."
             checks.refuse("label_smoothing", f"come without `smoothing` of {name}", "both", fix)
     for setting in (*settings.weighs, *smoothing):
-        for words in {repr(run.words): run.words for run in runs}.values():
+        for words in {key_of(run.words): run.words for run in runs}.values():
             known = trained_loss(functools.partial(objective, **words))
             of_library = None if known is None else losses.known(known.loss)
             if known is not None and of_library is not None and of_library.takes != "logits":

@@ -407,7 +407,9 @@ class Engine:
                 for columns in state.held:
                     columns.still(grad)
             else:
-                grad, shared = torch.autograd.grad(parts.total.sum(), (flat, state.shared.flat))
+                leaves = (flat, state.shared.flat) if flat.numel() else (state.shared.flat,)
+                *own, shared = torch.autograd.grad(parts.total.sum(), leaves)
+                grad = own[0] if own else torch.zeros_like(flat)
                 state.shared.take(shared if self.ranks is None else self.ranks.summed(shared))
             return outputs, parts, grad if self.ranks is None else self.ranks.summed_over_data(grad)
         outputs, parts, grad = groups.gradient(

@@ -13,12 +13,14 @@ log = logging.getLogger("dissensus")
 
 
 def starts_equal(body: Body) -> bool:
-    """Whether there are several members, and all trainable parameters of all of them are equal.
+    """Whether there are several members, and the trainable parameters that each has for itself are equal in all.
 
-    A single member, members of different architectures, and members without trainable parameters are not.
+    A single member, members of different architectures, and members without such parameters are not.
     """
-    trainable = [parameter.detach() for parameter in body.parameters() if parameter.requires_grad]
-    if len(body) == 1 or not body.alike or not trainable:
+    if len(body) == 1 or not body.alike:
+        return False
+    trainable = [parameter.detach() for parameter in body.tensors().values() if parameter.requires_grad]
+    if not trainable:
         return False
     return all(bool((parameter == parameter[:1]).all()) for parameter in trainable)
 

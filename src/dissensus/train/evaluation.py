@@ -1,7 +1,7 @@
 """Objectives over runs, and the metric that training watches."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,6 +89,8 @@ class Source(NamedTuple):
 
     batches: Iterable[Any]
     unpack: Unpack | None = None
+    seen: Callable[[int, Sequence[Tensor] | None], None] | None = None
+    """Called with the number of an epoch and the tensors of every batch, on the host, and with None at its end."""
 
 
 @dataclass
@@ -178,11 +180,16 @@ class Validation:
                 check_dtype(batch.inputs, conversion.dtype)
             if self.check is not None:
                 self.check(batch.targets)
+            if source.seen is not None:
+                beside = [batch.targets] if batch.weights is None else [batch.targets, batch.weights]
+                source.seen(engine.state.epoch, [*calls.tensors(batch.inputs), *beside])
             inputs = calls.mapped(lambda tensor: tensor.to(device), batch.inputs)
             outputs.append(engine.outputs(inputs, per_run=False))
             targets.append(batch.targets.to(device))
             if batch.weights is not None:
                 weights.append(batch.weights.to(device))
+        if source.seen is not None:
+            source.seen(engine.state.epoch, None)
         if not outputs:
             checks.refuse("validation", "hold at least one example", "none")
         if weights and len(weights) < len(outputs):

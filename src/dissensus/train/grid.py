@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.fingerprint import fingerprint
 from dissensus.objectives.declaration import DRAW, argument, declaration, hyperparameters, takes, unwrapped
 from dissensus.randomness import Use, derived_seed
 from dissensus.train.optim import checked_number
@@ -71,7 +72,27 @@ class Run:
     @property
     def shape(self) -> str:
         """Runs of the same shape are trained as one computation."""
-        return repr((self.members, self.batch_size, sorted(self.words.items()), sorted(self.build.items())))
+        return repr((self.members, self.batch_size, key_of(self.words), key_of(self.build)))
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """A text that only equal settings share. Tensors and arrays count number by number: their ``repr`` is rounded.
+
+    >>> near = [{"weights": torch.tensor([0.5, weight])} for weight in (0.5, 0.50001)]
+    >>> repr(near[0]) == repr(near[1]), key_of(near[0]) == key_of(near[1])
+    (True, False)
+    """
+    return repr(sorted((name, _text_of(value)) for name, value in settings.items()))
+
+
+def _text_of(value: Any) -> str:
+    if type(value) in (bool, int, float, str, type(None)):
+        return repr(value)
+    if type(value) in (list, tuple):
+        return repr((type(value).__name__, [_text_of(part) for part in value]))
+    opaque: list[str] = []
+    text = fingerprint(value, opaque=opaque)
+    return f"{text} {id(value)}" if opaque else text
 
 
 def points(grid: Grid) -> list[dict[str, Any]]:

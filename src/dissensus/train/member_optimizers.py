@@ -82,7 +82,7 @@ def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> OwnOpt
         checks.refuse("optimizer", _REQUIREMENT, repr(optimizer), _FIX, TypeError)
     known = {id(parameter) for parameter in parameters.values()}
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
-        checks.refuse("optimizer", "hold the parameters that it was given", "others beside them")
+        checks.refuse("optimizer", "hold only the parameters that it was given", "others as well")
     return optimizer
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dissensus.ensemble import fresh_members
 from dissensus.execution import Body, StackedMembers
 from dissensus.execution.padding import Frame, Held, Layers, frame_of, layers_of, padded, unpadded
-from dissensus.train.grid import Run
+from dissensus.train.grid import Run, key_of
 
 
 def differ(runs: Sequence[Run]) -> bool:
@@ -25,7 +25,7 @@ def differ(runs: Sequence[Run]) -> bool:
 
 def form(run: Run) -> tuple[str, int]:
     """What determines the shape of a run's members, and their number."""
-    return repr(sorted(run.build.items())), run.members
+    return key_of(run.build), run.members
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dissensus.execution.padding import Layers, Unpaddable, frame_of, layers_of
 from dissensus.objectives.declaration import argument, per_member_arguments, unwrapped
 from dissensus.objectives.independent import independent
 from dissensus.objectives.joint import augmented
-from dissensus.train.grid import Run
+from dissensus.train.grid import Run, key_of
 from dissensus.train.padded_runs import form
 from dissensus.train.recipe import NewMembers, Recipe
 
@@ -79,7 +79,7 @@ def merged(recipe: Recipe, groups: list[list[int]], padding: Padding) -> list[li
     by_key: dict[str, list[list[int]]] = {}
     for group in groups:
         run = recipe.runs[group[0]]
-        key = (run.batch_size, sorted(run.words.items()), sorted(run.hyper), sorted(run.optimizer), sizes[group[0]])
+        key = (run.batch_size, key_of(run.words), sorted(run.hyper), sorted(run.optimizer), sizes[group[0]])
         by_key.setdefault(repr(key), []).append(group)
     result: list[list[int]] = []
     for alike in by_key.values():
@@ -182,11 +182,11 @@ def _layers(recipe: Recipe, runs: Sequence[Run]) -> list[Layers]:
     assert isinstance(recipe.initial, NewMembers)
     known: dict[str, Layers] = {}
     for run in runs:
-        key = repr(sorted(run.build.items()))
+        key = key_of(run.build)
         if key not in known:
             build = partial(recipe.initial.build, **run.build)
             known[key] = layers_of(StackedMembers.of(fresh_members(build, run.seed, 1)))
-    return [known[repr(sorted(run.build.items()))] for run in runs]
+    return [known[key_of(run.build)] for run in runs]
 
 
 def padded_share(recipe: Recipe, group: Sequence[int]) -> float:

@@ -106,16 +106,20 @@ def matrix_columns(body: Body, flat: Tensor) -> MatrixColumns:
     """The columns of 2-D parameters, apart from those of embeddings, for Muon."""
     if not body.alike:
         fix = "Pass a callable, which makes an optimizer for each member."
-        checks.refuse("optimizer", "be another one than 'muon' for members of different architectures", "'muon'", fix)
+        checks.refuse(
+            "optimizer", "be an optimizer other than 'muon' for members of different architectures", "'muon'", fix
+        )
     if body.sections:
         fix = "Use 'adamw', or pass a callable, which makes an optimizer for each member."
         got = "'muon'"
-        checks.refuse("optimizer", "be another one than 'muon' for parameters of several dtypes", got, fix)
+        checks.refuse("optimizer", "be an optimizer other than 'muon' for parameters of several dtypes", got, fix)
     places = torch.arange(flat.shape[1]).unsqueeze(0)
     columns = _by_shape(body, body.views(places)[0], body.tensors(), flat.device)
     if not columns.shapes and not shared_matrix_columns(body, flat).shapes:
         fix = "Weights of convolutions and embeddings are not among them: use 'adamw'."
-        checks.refuse("optimizer", "be another one than 'muon' for networks without 2-D parameters", "'muon'", fix)
+        checks.refuse(
+            "optimizer", "be an optimizer other than 'muon' for networks without 2-D parameters", "'muon'", fix
+        )
     return columns
 
 

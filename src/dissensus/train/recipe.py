@@ -5,6 +5,7 @@ import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +112,7 @@ class NewMembers:
         members = runs[0].members
         build = functools.partial(self.build, **runs[0].build)
         try:
-            networks = (network for seed in seeds for network in fresh_members(build, seed, members))
+            networks = chain.from_iterable(fresh_members(build, seed, members) for seed in seeds)
             drawn = StackedMembers.of(networks, self.shared, members=members if len(seeds) > 1 else None)
         except DifferentMembers as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
@@ -193,6 +194,17 @@ class HeldOut(NamedTuple):
     split_seed: int
 
 
+class _Identified(NamedTuple):
+    """What settings are recognised by."""
+
+    settings: dict[str, str]
+    """The fingerprint of every setting."""
+    python: PythonState
+    """The state of all objects that settings hold."""
+    opaque: Mapping[str, Sequence[str]]
+    """Types of what cannot be inspected, by the name of the setting."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that determines a training. A `fit` is a recipe of one run over an existing ensemble."""
@@ -246,6 +258,9 @@ class Recipe:
             check_augments(self.batches.augment, members)
         check_few(objective, self.active_members)
         check_updates(self.optimizer, self.updates, self.runs, self.active_members)
+        if self.updates.compile is True and self.precision.deterministic:
+            fix = "Leave one of them out: the compiler chooses among kernels by a clock."
+            checks.refuse("compile", "come without `deterministic`", "both", fix)
         if not sweep:
             check_adversarial(objective, self.adversarial, self.unlabelled, self.batches.augment, self.active_members)
             if self.adversarial is not None and self.targets.ignore_index is not None:
@@ -301,16 +316,22 @@ class Recipe:
         """What is sent to another process: the settings, without what this one has found out from them."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
         """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
 
         A line of the log names settings that hold what cannot be inspected.
         """
-        return self._identified[0]
+        _tell_opaque(self._identified.opaque)
+        return self._identified.settings
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The fingerprint, by which processes recognise that they train alike; nothing is logged."""
+        return self._identified.settings
 
     @functools.cached_property
-    def _identified(self) -> tuple[dict[str, str], PythonState]:
+    def _identified(self) -> "_Identified":
         """The fingerprint, and the state of all objects that it consists of; from before anything is trained."""
         opaque: dict[str, list[str]] = {}
         python = PythonState()
@@ -365,8 +386,7 @@ class Recipe:
         result = fingerprints(settings, replace=visited, skip_counters=True, opaque=opaque)
         result |= {name: repr(value) for name, value in settings.items() if _is_readable(value)}
         python.begin()
-        _tell_opaque(opaque)
-        return result, python
+        return _Identified(result, python, opaque)
 
     def _optional(self) -> dict[str, object]:
         """Settings that count for the fingerprint where they are given."""
@@ -385,6 +405,7 @@ class Recipe:
             "accumulate": None if self.updates.accumulate == 1 else self.updates.accumulate,
             "ema": self.updates.ema,
             "recompute": self.updates.recompute or None,
+            "compile": None if self.updates.compile == "auto" else self.updates.compile,
             "shared_lr": self.shared.lr,
             "shared_clip_norm": self.shared.clip_norm,
             "shared_gradient": None if self.shared.gradient == "mean" else self.shared.gradient,
@@ -459,7 +480,10 @@ class Recipe:
             self.precision, body, next(body.parameters()).dtype, device, several_dtypes(body.parameters())
         )
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
-        body.recompute = self.updates.recompute
+        body.recompute, body.compiling = self.updates.recompute, self.updates.compile
+        if self.updates.compile == "auto":
+            # Other processes would wait for one that compiles. On GPUs it has not been measured yet.
+            body.compiling = "auto" if ranks is None and device.type == "cpu" else False
         tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
@@ -481,14 +505,14 @@ class Recipe:
             networks, opaque = PythonState(global_generators(device)), list[str]()
             identity = {
                 "network": body.identity(opaque, networks.visit),
-                "frozen parameters": _frozen_parameters(body),
+                "frozen parameters": _frozen_parameters(body, ranks),
                 "initial weights": initial,
                 "backend": fingerprint(body.requested_backend, opaque=opaque),
                 "numerics": str(decided),
             }
             _tell_opaque({"network": opaque})
             networks.begin()
-            state.python = {"settings": self._identified[1], "networks": networks}
+            state.python = {"settings": self._identified.python, "networks": networks}
             checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity}, ranks)
         return Engine(
             state=state,
@@ -850,9 +874,11 @@ def initial_weights(body: Body, ranks: Ranks | None = None) -> str:
     stored = stored_tensors(body)
     if ranks is None:
         weights = digest(*stored.values())
-    else:  # one tensor of all members at a time
-        own = body.tensors()
-        weights = digest(*(ranks.gathered(t.detach()) if name in own else t for name, t in stored.items()))
+        return _interrupted.get(weights, weights)
+    of_all = ranks.everyone(_interrupted.get(digest(*stored.values())))
+    if of_all[0] is not None and len(set(of_all)) == 1:
+        return of_all[0]
+    weights = digest(*_of_all_members(stored, body, ranks).values())
     return _interrupted.get(weights, weights)
 
 
@@ -861,11 +887,20 @@ def note_interruption(body: Body, initial: str) -> None:
     _interrupted[digest(*stored_tensors(body).values())] = initial
 
 
-def _frozen_parameters(body: Body) -> str:
+def _of_all_members(tensors: Mapping[str, Tensor], body: Body, ranks: Ranks | None) -> dict[str, Tensor]:
+    """Tensors of a body, with the rows of all members where processes share them."""
+    if ranks is None:
+        return dict(tensors)
+    own = body.tensors()
+    return {name: ranks.gathered(t.detach()) if name in own else t for name, t in tensors.items()}
+
+
+def _frozen_parameters(body: Body, ranks: Ranks | None = None) -> str:
     """A checksum of the parameters that training does not change."""
     tensors = {**body.tensors(), **body.shared_tensors()}
-    parameters = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
-    return fingerprint(parameters)
+    frozen = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    of_all = _of_all_members(frozen, body, ranks)
+    return fingerprint({name: nn.Parameter(t, requires_grad=False) for name, t in of_all.items()})
 
 
 def _loader(source: DataLike, batch_size: int) -> Iterable[Any]:

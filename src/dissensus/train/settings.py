@@ -92,9 +92,17 @@ class UpdateSettings:
     """The decay of the moving average of the weights; None: no average."""
     recompute: bool = False
     """Whether every member's forward pass is repeated in the backward pass, instead of keeping its activations."""
+    compile: bool | str = "auto"
+    """Whether passes are compiled; ``"auto"``: where the training is long and they are faster."""
 
     def __post_init__(self) -> None:
         checks.count("accumulate", self.accumulate)
+        if self.compile != "auto" or not isinstance(self.compile, str):
+            if not isinstance(self.compile, bool):
+                checks.refuse("compile", "be True, False or 'auto'", repr(self.compile))
+            if self.compile and self.recompute:
+                fix = "Leave one of them out: a compiled pass decides by itself what it keeps."
+                checks.refuse("compile", "come without `recompute`", "both", fix)
         if self.ema is not None:
             checks.number("ema", self.ema, 0, 1, open_low=True, open_high=True)
         checks.flag("recompute", self.recompute)

@@ -233,7 +233,10 @@ class TrainState:
 
     def finite_runs(self, total: Float[Tensor, " R"], grad: Tensor) -> Bool[Tensor, " R"]:
         """Runs that may go on: total and gradient are finite, or all rows rest. Nothing is read back to the host."""
-        largest = torch.linalg.vector_norm(grad.view(self.runs, -1), math.inf, 1)
+        if grad.numel():
+            largest = torch.linalg.vector_norm(grad.view(self.runs, -1), math.inf, 1)
+        else:  # members have nothing to train but what they share
+            largest = grad.new_zeros(self.runs)
         if self.shared is not None and self.shared.grad is not None:
             largest = torch.maximum(largest, torch.linalg.vector_norm(self.shared.grad, math.inf, 1))
         return (total.isfinite() & largest.isfinite()) | ~self.active_runs()

@@ -22,6 +22,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, fold
 from dissensus.data.splits import Split
 from dissensus.ensemble import SHARED_ROWS, stored_tensors
 from dissensus.execution import Backend, Body, Choices
+from dissensus.execution.meeting import tell_of_copies
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import Shared
 from dissensus.randomness import drawn_seed, seeded
@@ -39,6 +40,7 @@ from dissensus.train.cluster import (
     PROCESS_BYTES,
     Need,
     RayCluster,
+    Sent,
     Task,
     Workers,
     check_seen,
@@ -97,6 +99,7 @@ def sweep(
     accumulate: int = 1,
     ema: float | None = None,
     recompute: bool = False,
+    compile: bool | Literal["auto"] = "auto",
     unlabelled: Any = None,
     weights: Any = None,
     unpack: Unpack | None = None,
@@ -173,6 +176,7 @@ def sweep(
         accumulate: See `dissensus.fit`.
         ema: See `dissensus.fit`.
         recompute: See `dissensus.fit`.
+        compile: See `dissensus.fit`.
         unlabelled: Data without labels as tensors. See `dissensus.fit`.
         weights: See `dissensus.fit`.
         unpack: See `dissensus.fit`.
@@ -243,6 +247,7 @@ def sweep(
     torch.Size([3, 2, 64, 1])
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
+    tell_of_copies("a sweep")
     workers = RayCluster.of(cluster)
     if workers is not None:
         _check_cluster(checkpoint, callbacks)
@@ -289,7 +294,7 @@ def sweep(
         objective=objective,
         epochs=checks.count("epochs", epochs),
         optimizer=settings,
-        updates=UpdateSettings(accumulate, ema, recompute),
+        updates=UpdateSettings(accumulate, ema, recompute, compile),
         shared=SharedSettings(shared_lr, shared_clip_norm, shared_gradient),
         batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
         targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
@@ -413,7 +418,7 @@ def _trained(
 def _at_rest(engine: Engine) -> Engine:
     """An engine whose members are as they are after training."""
     engine.body.eval()
-    engine.body.recompute = False
+    engine.body.recompute = engine.body.compiling = False
     return engine
 
 
@@ -702,10 +707,11 @@ def _trained_on(
     assert recipe.checkpoint is not None
     checkpoint = recipe.checkpoint
     sources = sources_at_beginning(torch.device("cpu"), recipe.data, recipe.unlabelled, recipe.validation)
-    need = Need(1, cluster.gpus if recipe.initial.device.type == "cuda" else 0.0, PROCESS_BYTES + _data_bytes(recipe))
+    need = Need(1, cluster.gpus if recipe.initial.device.type == "cuda" else 0.0, PROCESS_BYTES)
     with connected(cluster) as workers:
         workers.examine(workers.fitting(need), checkpoint.folder, "checkpoint")
         shared = workers.share(recipe, _sent(recipe))
+        need = replace(need, memory=need.memory + shared.bytes)
         parts = _parts(recipe, padding, functools.partial(_spread, workers, recipe, shared, need))
         if sources is not None:
             _keep_beginning(sources, checkpoint)
@@ -740,30 +746,27 @@ def _task(recipe: Recipe, part: Part, need: Need, checkpoint: CheckpointSettings
     )
 
 
-def _spread(workers: Workers, recipe: Recipe, shared: Any, need: Need, groups: list[list[int]]) -> list[_Block]:
+def _spread(workers: Workers, recipe: Recipe, shared: Sent, need: Need, groups: list[list[int]]) -> list[_Block]:
     """Groups that are cut to blocks for all workers of a cluster, each of which fits into the memory of one."""
     sizes: dict[int, _Size] = {}
     tasks = [Task(_size_there, (group,), f"the size of {len(group)} runs", need) for group in groups]
     workers.run(tasks, shared, sizes.__setitem__)
-    slots = [node.slots(need) for node in workers.fitting(need)]
+    slots, nodes = workers.slots(need), workers.fitting(need)
     beside = 1  # tasks that share the memory which was measured
     if recipe.max_memory is None:
-        beside = int(1 / need.gpus) if need.gpus else max(slots)
+        beside = int(1 / need.gpus) if need.gpus else max(node.slots(need) for node in nodes)
+    on_cpu = recipe.initial.device.type == "cpu"
+    most = max(node.memory for node in nodes) - need.memory  # of what Ray lets a task ask for
     runs, blocks = sum(map(len, groups)), list[_Block]()
     for place, group in enumerate(groups):
         size = sizes[place]
-        at_once = memory.runs_at_once(size.bytes, len(group), size.budget // beside)
-        pieces = max(-(-len(group) // at_once), sum(slots) * len(group) // runs, 1)
+        budget = min(size.budget // beside, most) if on_cpu else size.budget // beside
+        at_once = memory.runs_at_once(size.bytes, len(group), budget)
+        pieces = max(-(-len(group) // at_once), slots * len(group) // runs, 1)
         cut = torch.tensor(group).tensor_split(min(pieces, len(group)))
         blocks += [_Block(part.tolist(), size.bytes) for part in cut]
         log.info("%d runs, about %s each, in %d blocks", len(group), memory.mebibytes(size.bytes), len(cut))
     return blocks
-
-
-def _data_bytes(recipe: Recipe) -> int:
-    """Memory of data that every worker holds; a loader's is unknown."""
-    pair = as_pair(recipe.data)
-    return 0 if pair is None else sum(tensor.nbytes for tensor in (*calls.tensors(pair[0]), pair[1]))
 
 
 def _sent(recipe: Recipe) -> dict[str, Any]:
@@ -772,6 +775,7 @@ def _sent(recipe: Recipe) -> dict[str, Any]:
     named = {"build": recipe.initial, "data": recipe.data, "objective": recipe.objective, "grid": recipe.runs}
     named |= {"validation": recipe.validation, "unlabelled": recipe.unlabelled, "optimizer": recipe.optimizer.name}
     named |= {"schedule": recipe.optimizer.schedule, "augment": batches.augment, "unpack": batches.unpack}
+    named |= {"weights": recipe.weights, "class_weights": recipe.targets}
     return {**named, "metric": validation.metric, "track": validation.track}
 
 

@@ -46,6 +46,8 @@ class StudyContext:
     progress: OnProgress = no_progress
     catalogue: Mapping[str, DatasetInfo] = field(default_factory=lambda: DATASETS)
     """Data sets by name."""
+    cluster: RayCluster | None = None
+    """Where runs are trained, as tasks of their own; None: by this process."""
 
     def on_data(self, data: str) -> "StudyContext":
         """The same, with the settings that the study has for one of its data sets."""
@@ -55,6 +57,11 @@ class StudyContext:
         """The same, with a title before every text of the progress."""
         progress = self.progress
         return replace(self, progress=lambda text, share: progress(f"{title}: {text}", share))
+
+
+def never(task: Any, context: StudyContext, few: bool) -> bool:  # noqa: ARG001
+    """A task is never done from here, where there is a cluster."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,9 @@ class Step:
     """Does one task, and leaves its result in the run's folder."""
     weight: float = 1.0
     """Duration in proportion to that of the units."""
-    spread: Callable[[Any, StudyContext, RayCluster], None] | None = None
-    """Does one task from here, by parts that are tasks of a cluster; None: it is one task of a cluster as a whole."""
+    spreads: Callable[[Any, StudyContext, bool], bool] = never
+    """``(task, context, few)``: whether a task is done from here, and its runs are tasks of a cluster; else it is one
+    task of a cluster as a whole. ``few`` says that there are fewer tasks than workers."""
 
 
 def _none_missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:  # noqa: ARG001
@@ -95,6 +103,8 @@ class Procedure:
     steps: tuple[Step, ...] = ()
     combine: Callable[[Sequence[Row]], Sequence[Row]] = list
     """The study's rows from those of all units."""
+    spreads: Callable[[Any, StudyContext, bool], bool] = never
+    """Whether the runs of a unit are tasks of a cluster; see `Step`."""
     priority: Callable[[Any], Any] = _in_order
     """Units with the lowest value are run first."""
     trains: bool = True

@@ -195,6 +195,7 @@ def _sweep(
         checkpoint=folder / f"checkpoints-{first.name}",
         resume=True,
         progress=on_progress,
+        cluster=context.cluster,
         **training_arguments(context.spec.optimisation),
     )
 
@@ -255,4 +256,4 @@ def method_axes(spec: Spec) -> set[str]:
     return {"method", "adversarial", "seed"}
 
 
-TRAINER = Trainer(has_methods, _train_methods, method_axes)
+TRAINER = Trainer(has_methods, _train_methods, method_axes, is_sweep=True)

@@ -39,7 +39,7 @@ from dissensus.studies.registry import build_of, check_task, objective_of
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec, SpecError
 from dissensus.studies.training_arguments import VARIED, training_arguments
-from dissensus.train import Progress, RayCluster, Sweep, sweep
+from dissensus.train import Progress, Sweep, sweep
 
 TRIALS = "trials.json"
 HISTOGRAM = (60, -30.0, 0.0)
@@ -92,6 +92,7 @@ def _sweep(unit: TrainingUnit, context: StudyContext, data: StudyData, chosen: d
         checkpoint=folder / "checkpoints",
         resume=True,
         progress=on_progress,
+        cluster=context.cluster,
         **arguments,
     )
 
@@ -102,7 +103,7 @@ def _grid_axes(spec: Spec) -> set[str]:
     return known | requirements.objective_parameters(spec, fixed) | requirements.network_options(spec)
 
 
-GRID = Trainer(lambda spec, data: True, _train_grid, _grid_axes)  # noqa: ARG005
+GRID = Trainer(lambda spec, data: True, _train_grid, _grid_axes, is_sweep=True)  # noqa: ARG005
 
 TRAINERS: tuple[Trainer, ...] = (streamed.TRAINER, adversarial.TRAINER, methods.TRAINER, GRID)
 """Ways to train a grid; the first that suits a study and its data is taken."""
@@ -146,7 +147,7 @@ def _unsearched(context: StudyContext) -> list[list[TrainingUnit]]:
     return list(by_data.values())
 
 
-def _search(units: Sequence[TrainingUnit], context: StudyContext, cluster: RayCluster | None = None) -> None:
+def _search(units: Sequence[TrainingUnit], context: StudyContext) -> None:
     """Search the hyperparameters of units that share a data set; trials are left in each unit's folder."""
     name, spec = units[0].data, context.spec
     search.search(
@@ -158,17 +159,27 @@ def _search(units: Sequence[TrainingUnit], context: StudyContext, cluster: RayCl
         [inside(context.folder, unit.name) / TRIALS for unit in units],
         context.device,
         lambda trial, trials: context.progress(f"{name}: search {trial}/{trials}", trial / trials),
-        cluster,
+        context.cluster,
     )
+
+
+def _always(task: Any, context: StudyContext, few: bool) -> bool:  # noqa: ARG001
+    return True
+
+
+def spreads(unit: TrainingUnit, context: StudyContext, few: bool) -> bool:
+    """Whether the runs of a unit are tasks of a cluster: those of a sweep, where units leave workers idle."""
+    context = context.on_data(unit.data)
+    return few and not context.spec.uses and trainer_for(context.spec, unit.data).is_sweep
 
 
 def _train_and_store(unit: TrainingUnit, context: StudyContext) -> None:
     finish_unit(context.folder, unit.name, train_unit(unit, context))
 
 
-SEARCH = Step(_unsearched, _search, weight=7 / 3, spread=_search)
+SEARCH = Step(_unsearched, _search, weight=7 / 3, spreads=_always)
 """The search of hyperparameters, where a study asks for it."""
-TRAINING = Step(untrained, _train_and_store)
+TRAINING = Step(untrained, _train_and_store, spreads=spreads)
 """Trainings that come before a procedure which works on trained ensembles."""
 
 
@@ -227,4 +238,4 @@ def missing_axes(spec: Spec) -> list[str]:
     return requirements.missing_axes(spec, set.intersection(*axes)) if axes else []
 
 
-PROCEDURE = Procedure(training_units, run, missing, steps=(SEARCH,), priority=first_seed)
+PROCEDURE = Procedure(training_units, run, missing, steps=(SEARCH,), spreads=spreads, priority=first_seed)

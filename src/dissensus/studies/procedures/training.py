@@ -77,6 +77,8 @@ class Trainer:
     """Trains all points; leaves outputs and targets in the folder."""
     axes: Callable[[Spec], set[str]]
     """Axes that a grid may have."""
+    is_sweep: bool = False
+    """Whether runs are those of sweeps, which a cluster can train."""
 
 
 @dataclass(frozen=True)

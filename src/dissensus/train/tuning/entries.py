@@ -11,6 +11,7 @@ from torch import Tensor
 from dissensus import calls
 from dissensus.calls import NetworkInputs
 from dissensus.train.evaluation import evaluation_batch
+from dissensus.train.grid import key_of
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.tuning.contest import OVERALL, Contest, RunKey
 from dissensus.train.tuning.proposing import (
@@ -71,7 +72,7 @@ class Entry:
 
 def canonical(point: Mapping[str, Any]) -> str:
     """The same text for equal points, in whatever order: 0 and 0.0 are one number."""
-    return repr(sorted((name, float(v) if isinstance(v, int | float) else v) for name, v in point.items()))
+    return key_of({name: float(value) if isinstance(value, int | float) else value for name, value in point.items()})
 
 
 @torch.no_grad()

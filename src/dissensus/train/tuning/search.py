@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dissensus import calls, checks
 from dissensus.fingerprint import fingerprint
 from dissensus.storage import Formats, StorageError, make_folder, read_record, write_record
@@ -55,7 +57,7 @@ class Search:
         started: float,
     ) -> None:
         self.problem, self.folder, self.resume, self.progress = problem, folder, resume, progress
-        self.judging = Judging(problem, audit_settings(problem.scorer.known))
+        self.judging = Judging(problem, audit_settings(problem.scorer.known, problem.scorer.targets))
         self.entries = self.judging.entries
         self.rungs: list[Bracket] = []
         self.identity = self._identity()
@@ -357,10 +359,15 @@ class Search:
         for split in range(sizes.splits):
             numbers = [number for number, key in enumerate(keys) if key.split == split]
             outputs = outputs_of(swept, numbers, problem.inputs(split, "test"))
-            targets = problem.targets(split, "test").cpu()
+            targets, class_weights = problem.targets(split, "test").cpu(), self._class_weights(split)
             for number in numbers:
-                by_number[keys[number].candidate].scores[keys[number]] = problem.scorer.of(outputs[number], targets)
+                score = problem.scorer.of(outputs[number], targets, class_weights)
+                by_number[keys[number].candidate].scores[keys[number]] = score
         self.entries += entries
+
+    def _class_weights(self, split: int) -> Tensor | None:
+        """The weight of every class in the test loss of a split, as in its training."""
+        return self.problem.scorer.class_weights(self.problem.targets(split, "train").cpu())
 
     def _seed(self, key: RunKey) -> int:
         """Runs of one split and number start alike for all candidates."""

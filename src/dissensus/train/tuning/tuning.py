@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from dissensus import checks
+from dissensus.arrays import Conversion
 from dissensus.axes import LossParts
 from dissensus.data.splits import Split
 from dissensus.train.history import OnProgress
-from dissensus.train.settings import Metric
+from dissensus.train.settings import Metric, TargetSettings
 from dissensus.train.sweeping import sweep
 from dissensus.train.trained_loss import trained_loss
 from dissensus.train.tuning.problem import Problem, Sizes, axes_of
@@ -19,8 +21,26 @@ from dissensus.train.tuning.result import Tuned
 from dissensus.train.tuning.scoring import scorer_of
 from dissensus.train.tuning.search import Search
 
-OWN = ("grid", "validation", "metric", "mode", "checkpoint", "resume", "seed", "weights", "unlabelled", "keep", "watch")
+OWN = (
+    "grid",
+    "validation",
+    "metric",
+    "mode",
+    "checkpoint",
+    "resume",
+    "seed",
+    "weights",
+    "unlabelled",
+    "keep",
+    "watch",
+    "cluster",
+)
 """Settings of `sweep` that `tune` decides, or does not hand on."""
+_INSTEAD = {
+    "grid": "Use space=.",
+    "weights": "Examples count the same here.",
+    "cluster": "Candidates wait for each other at every rung, on one machine. `sweep` trains a grid on a cluster.",
+}
 
 
 def tune(
@@ -69,8 +89,8 @@ def tune(
             value (`dissensus.objectives.Declaration`); without one, members are trained on their own loss beside it.
         space: Names to lists of values, to a `dissensus.train.Range`, or to distributions: those of Optuna, or objects
             with a method ``ppf`` as in ``scipy.stats``. Names are hyperparameters of the objective, parameters of
-            ``build`` such as widths, ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``, ``members`` and
-            ``batch_size``. Independent training is added where the lists lack it.
+            ``build`` such as widths, ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``, ``shared_lr``,
+            ``shared_clip_norm``, ``members`` and ``batch_size``. Independent training is added where the lists lack it.
         epochs: Epochs of a whole training.
         members: Number of members. The space takes precedence.
         budget: What may be spent, in whole trainings of one candidate: 10 is as much as ten candidates that are trained
@@ -85,7 +105,8 @@ def tune(
         splits: Number of splits. The interval of the gain needs two or more.
         seeds: Number of runs per candidate and split.
         metric: ``"loss"`` of the pooled prediction, ``"accuracy"``, ``"error"``, ``"rmse"``, ``"mae"``, or a function
-            ``(outputs [M, N, C], targets) -> number``.
+            ``(outputs [M, N, C], targets) -> number``. ``class_weights`` count in the loss, on test rows too, and
+            ``ignore_index`` and ``class_axis`` in all of these; a function gets all outputs and targets.
         mode: Whether lower (``"min"``) or higher (``"max"``) is better, for a function.
         allow_collusive: Whether candidates that the audit calls collusive may be chosen.
         checkpoint: Folder that keeps everything, so that an interrupted search can be resumed.
@@ -126,7 +147,7 @@ def tune(
         ),
         validation=validation,
         test=checks.number("test", test, 0, 1, open_low=True, open_high=True),
-        scorer=scorer_of(metric, mode, trained_loss(objective)),
+        scorer=scorer_of(metric, mode, trained_loss(objective), _target_settings(settings)),
         settings=_checked_settings(settings),
         judged=not checks.flag("allow_collusive", allow_collusive),
     )
@@ -136,6 +157,17 @@ def tune(
     search = Search(problem, folder, resume, storage, progress, started)
     search.run()
     return search.result()
+
+
+def _target_settings(settings: Mapping[str, Any]) -> TargetSettings:
+    """How targets count in the loss."""
+    return TargetSettings.of(
+        Conversion(torch.get_default_dtype()),
+        settings.get("class_weights"),
+        settings.get("label_smoothing", 0.0),
+        settings.get("ignore_index"),
+        settings.get("class_axis", 2),
+    )
 
 
 def _first_rung(first_rung: int, epochs: int) -> int:
@@ -150,11 +182,8 @@ def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     known = [name for name in inspect.signature(sweep).parameters if name not in ("build", "data", "objective")]
     for name in settings:
-        if name == "cluster":
-            fix = "Candidates of a search wait for each other at rungs. A `sweep` can be spread over machines."
-            checks.refuse(name, "be left out of `tune`, which runs on one machine", "it", fix)
         if name in OWN:
-            fix = {"grid": "Use space=.", "weights": "Examples count the same here."}.get(name, "")
+            fix = _INSTEAD.get(name, "")
             checks.refuse(name, "be left out of `tune`, which decides it or cannot split it", "it", fix)
         checks.one_of("setting", name, [name for name in known if name not in OWN])
     return dict(settings)
