@@ -274,7 +274,7 @@ def tuning() -> list[Any]:
     stored = BENCHMARKS / "tuning.json"
     rows = {(row["name"], row["seed"]): row for row in json.loads(stored.read_text())["rows"] if row["space"] == "β"}
     drawn: list[Any] = []
-    for name in ("weather", "abalone", "digits"):
+    for name in ("weather", "airfoil", "fashion-mnist"):
         row = rows[name, 0]
         candidates = sorted(row["grid"]["candidates"], key=lambda candidate: candidate["point"]["beta"])
         base = candidates[0]["value"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from layout import BENCHMARKS, benchmark, benchmark_note, no_result, table
 
-SHOWN = ("weather", "abalone", "digits")
+SHOWN = ("weather", "airfoil", "fashion-mnist")
 """Of the figure, with all values of β."""
 _HALF = 0.5
 
