@@ -13,7 +13,7 @@ import dissensus as ds
 from dissensus import execution
 
 M, B, STEPS = 3, 5, 20
-BACKENDS = ("loop", "streams", "vmap", "batched", "threads", "auto")
+BACKENDS = ("loop", "streams", "vmap", "batched", "layerwise", "threads", "auto")
 
 
 def data_for(shape, *, per_member, batch=B):
@@ -105,7 +105,7 @@ def test_auto_measures_once_per_mode_and_leaves_no_trace():
         model(x)
         model(x)
     assert len(ensemble.choices) == 1
-    assert ensemble.choices[0].milliseconds.keys() == {"loop", "vmap"}
+    assert ensemble.choices[0].milliseconds.keys() == {"loop", "vmap", "layerwise"}
     assert "batched" in ensemble.choices[0].refused
     assert "BatchNorm1d" in str(ensemble.choices[0])
     for actual, expected in zip(ensemble.body.tensors().values(), reference.body.tensors().values(), strict=True):

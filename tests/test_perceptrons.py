@@ -59,14 +59,10 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("block", [1, 40, 2**17])
 @pytest.mark.parametrize("chain", CHAINS)
-def test_outputs_and_gradients_are_those_of_separate_modules(chain, block, threads, monkeypatch, request):
-    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
-    torch.set_num_threads(threads)
+def test_outputs_and_gradients_are_those_of_separate_modules(chain, block, monkeypatch):
     monkeypatch.setattr(perceptrons, "BLOCK", block)
-    monkeypatch.setattr(perceptrons, "LEAST_IN_THREADS", 0)
     members = networks(CHAINS[chain])
     shape = (2, 2) if chain == "flattened" else (4,)
     for shared in (True, False):

@@ -70,15 +70,16 @@ def image_data(n=20):
     return torch.randn(n, 1, 12, 12, dtype=torch.float64), torch.randint(0, 3, (n,))
 
 
+@pytest.mark.parametrize("way", ["threads", "layerwise"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_training_equals_the_loop(network):
+def test_a_training_equals_the_loop(network, way):
     x, y = image_data()
     before = x.clone()
     settings = {"validation": (x, y), "weight_decay": 0.1, "clip_norm": 1.0}
     (loop, expected), (threads, history) = (
-        trained(NETWORKS[network], backend, (x, y), **settings) for backend in ("loop", "threads")
+        trained(NETWORKS[network], backend, (x, y), **settings) for backend in ("loop", way)
     )
-    assert threads.body.ran == "threads"
+    assert threads.body.ran == way
     tensors = threads.body.tensors()
     for name, tensor in loop.body.tensors().items():
         torch.testing.assert_close(tensors[name], tensor, rtol=1e-10, atol=1e-12)
@@ -133,10 +134,11 @@ def test_pooling_before_relu_changes_nothing(inplace):
     torch.testing.assert_close(grad, expected_grad, equal_nan=True)
 
 
-def test_gradients_of_inputs_and_of_stacked_tensors_are_the_loops():
+@pytest.mark.parametrize("way", ["threads", "layerwise"])
+def test_gradients_of_inputs_and_of_stacked_tensors_are_the_loops(way):
     x, _ = image_data(B)
     grads = []
-    for backend in ("loop", "threads"):
+    for backend in ("loop", way):
         ens = ds.Ensemble(lambda: NETWORKS["grouped"]().double(), M, backend=backend)
         leaf = x.clone().requires_grad_()
         leaves = [leaf, *ens.parameters()]

@@ -19,7 +19,7 @@ from dissensus.execution.compilation import (
 )
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
-from dissensus.execution.threaded import run_threads, suits_threads
+from dissensus.execution.threaded import run_layerwise, run_threads, suits_threads
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import run_wide
@@ -67,6 +67,7 @@ BACKENDS: dict[str, Backend] = {
         LOOP,
         Backend("batched", run_products),
         Backend("vmap", run_vmapped),
+        Backend("layerwise", run_layerwise, on_cpu_only=True),
         Backend("threads", run_threads, on_cpu_only=True, suits=suits_threads),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
     )

@@ -8,8 +8,6 @@ which suits small products, and their memory is used again in the next step.
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import once_differentiable
 
 from dissensus.execution.skeleton import Skeleton
-from dissensus.execution.threads import cores, side_by_side
 from dissensus.execution.weights import Layout, Packed, Weights
 
 SHAPE = "own_shape"
@@ -28,8 +25,6 @@ SIZES = "own_sizes"
 Sizes = tuple[tuple[int, int], ...]
 BLOCK = 2**17
 """Activations of a layer that are computed at once: half a megabyte in float32."""
-LEAST_IN_THREADS = 2**18
-"""Activations of a layer, of all members, from which every core has blocks of its own; Python's code takes turns."""
 LARGEST = 2**14
 """The size of a layer's weight up to which this pays; larger products keep the cores busy by themselves."""
 
@@ -184,8 +179,8 @@ class _Pass(torch.autograd.Function):
         taken = network.space.take([members * width * batch for width in units[:-1]], flat)
         covered = sum(block.count for block in blocks) == members
         outputs = (flat.new_empty if covered else flat.new_zeros)(members, units[-1], batch)
-
-        def compute(block: Piece, start: int) -> None:
+        start = 0
+        for block in blocks:
             count, values = block.count, block.of(x).transpose(1, 2)
             views = layout.views(block.of(flat))
             for (out, inputs), place in zip(block.sizes, block.layers, strict=True):
@@ -203,12 +198,7 @@ class _Pass(torch.autograd.Function):
                 values = target if last else target.relu_()
             if not isinstance(block.rows, slice):
                 outputs.index_copy_(0, block.rows, values)
-
-        def compute_all(part: Sequence[tuple[Piece, int]]) -> None:
-            for block, start in part:
-                compute(block, start)
-
-        side_by_side([partial(compute_all, part) for part in _parts(blocks, batch)])
+            start += count
         ctx.save_for_backward(flat, x, *taken.tensors)
         ctx.network, ctx.layout, ctx.blocks, ctx.taken, ctx.covered = network, layout, blocks, taken, covered
         return outputs.transpose(1, 2)
@@ -222,8 +212,9 @@ class _Pass(torch.autograd.Function):
         if network.shapes:
             grad.zero_()
         units = [layout.shapes[weight][0] for weight, _ in network.layers]
-
-        def compute(block: Piece, start: int, scratch: "_Scratch") -> None:
+        scratch = _Scratch(flat, ctx.blocks, batch)
+        start = 0
+        for block in ctx.blocks:
             count, neighbours = block.count, isinstance(block.rows, slice)
             own_grad = grad[block.rows] if neighbours else flat.new_zeros(count, flat.shape[1])
             views, into = layout.views(block.of(flat)), layout.views(own_grad)
@@ -248,25 +239,10 @@ class _Pass(torch.autograd.Function):
                 else:
                     torch.bmm(lower, change, out=below)
                 change = torch.ops.aten.threshold_backward.grad_input(below, values, 0, grad_input=below)
-            if isinstance(block.rows, Tensor):
+            if not neighbours:
                 grad.index_copy_(0, block.rows, own_grad)
-
-        def compute_all(part: Sequence[tuple[Piece, int]]) -> None:
-            scratch = _Scratch(flat, [block for block, _ in part], batch)
-            for block, start in part:
-                compute(block, start, scratch)
-
-        side_by_side([partial(compute_all, part) for part in _parts(ctx.blocks, batch)])
+            start += count
         return grad, None, None, None, None
-
-
-def _parts(blocks: Sequence[Piece], batch: int) -> list[list[tuple[Piece, int]]]:
-    """Blocks with the number of members before each: one part for every core, or one part where they are small."""
-    starts = accumulate((block.count for block in blocks), initial=0)
-    placed = list(zip(blocks, starts, strict=False))
-    activations = sum(block.count * max(out for out, _ in block.sizes) for block in blocks) * batch
-    count = min(cores(), len(placed)) if activations >= LEAST_IN_THREADS else 1
-    return [placed[core::count] for core in range(count)]
 
 
 class _Scratch:

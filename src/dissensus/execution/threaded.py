@@ -1,4 +1,4 @@
-"""Members side by side on the cores of a CPU, each on one core, forward and backward.
+"""Members on a CPU by a plan of layers: in turn, or side by side on the cores, each on one, forward and backward.
 
 Networks are run layer by layer, from a graph of known layers and functions: several threads cannot hang weights into
 one network. So images can be kept channels last, for which convolutions and pooling on a CPU are faster. A ReLU before
@@ -83,6 +83,16 @@ def run_threads(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
     with torch.no_grad():
         own = weights.members()
         return torch.stack(side_by_side([partial(members.outputs, i, own(i), x) for i in range(len(weights))]))
+
+
+def run_layerwise(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
+    """Run members in turn, by the same plan as on threads: PyTorch shares every operation among the cores."""
+    if not isinstance(x, Tensor):
+        raise Unsupported("its forward pass takes several inputs")
+    if x.device.type != "cpu":
+        raise Unsupported("images channels last are for a CPU here")
+    members, own = _Members(skeleton.once(_plan), buffers, per_member), weights.members()
+    return torch.stack([members.outputs(index, own(index), x) for index in range(len(weights))])
 
 
 def suits_threads(weights: Weights, x: NetworkInputs) -> bool:
