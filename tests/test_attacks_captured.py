@@ -147,7 +147,6 @@ def test_captured_attacks_equal_eager_ones(name, count, device, eager, captured,
 @pytest.mark.parametrize("name", sorted(UNEVEN))
 def test_captured_attacks_equal_eager_ones_to_the_bit_when_rows_keep_their_places(name, eager, captured, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 10**9)
-    monkeypatch.setattr(blocks, "HOST_BLOCK", 10**9)
     model = ensemble("cpu")
     x, y = examples(model, 21, "cpu")
     eager()

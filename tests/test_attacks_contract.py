@@ -304,9 +304,9 @@ def test_batch_order_and_active_set_do_not_matter(row, monkeypatch):
     assert_same(shuffled, attacks.Adversarial(*(part[order] for part in expected)), row.exact)
     parts = [row.attack(model, x[i : i + 5], y[i : i + 5]) for i in range(0, 9, 5)]
     assert_same(attacks.Adversarial(*map(torch.cat, zip(*parts, strict=True))), expected, row.exact)
-    monkeypatch.setattr(blocks, "HOST_BLOCK", 10**9)
+    monkeypatch.setattr(blocks, "BLOCK", 10**9)
     assert_same(row.attack(model, x, y), expected, row.exact)
-    monkeypatch.setattr(blocks, "HOST_BLOCK", 1)
+    monkeypatch.setattr(blocks, "BLOCK", 1)
     monkeypatch.setattr(blocks, "SHARE", 0.0)
     assert_same(row.attack(model, x, y), expected, row.exact)
 

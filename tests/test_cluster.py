@@ -244,7 +244,15 @@ TRIALS = 10
 """Calls of the objective, at most, by which it is tried before training, and which choose a backend."""
 
 
-def test_an_interrupt_stops_the_workers_and_a_second_call_goes_on(cluster, tmp_path):
+@pytest.fixture
+def interruptible():
+    """The handler of SIGINT that a program has in a terminal; a shell lets those in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_stops_the_workers_and_a_second_call_goes_on(cluster, interruptible, tmp_path):
     (tmp_path / "calls").mkdir()
     objective = partial(slowly, calls=str(tmp_path / "calls"))
     options = {**LONG, "cluster": "ray", "checkpoint": tmp_path / "runs"}

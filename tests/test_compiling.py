@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import dissensus as ds
 from dissensus.execution import batched, choice, compilation
-from dissensus.execution.backends import RUNS
+from dissensus.execution.backends import BACKENDS, COMPILED, backend_named
 
 cross_entropy = functools.partial(ds.objectives.independent, loss="cross_entropy")
 pytestmark = [
@@ -398,7 +398,12 @@ def test_auto_leaves_what_was_asked_for(settings, clock, quickly):
 
 
 def test_every_compiled_form_belongs_to_a_backend():
-    assert {name.removesuffix(", compiled") for name in RUNS} == set(RUNS) - {n for n in RUNS if n.endswith("compiled")}
+    assert COMPILED.keys() <= BACKENDS.keys()
+    for name, form in COMPILED.items():
+        assert form.name == f"{name}, compiled"
+        assert backend_named(form.name) is form
+        assert backend_named(name) is BACKENDS[name]
+    assert backend_named("faster") is None
 
 
 @pytest.mark.slow

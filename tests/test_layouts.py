@@ -1123,6 +1123,7 @@ LEFT_OUT = {
     "dropout.counter_names": "looks at names, dtypes and shapes",
     "data.Split.check": "returns nothing; Split.rows is in the table",
     "fingerprint.array_digest": "takes a NumPy array; test_fingerprint has its layouts",
+    "fingerprint.glance": "test_parallel has batches of several processes",
     **{
         f"losses.{name}": "takes a loss"
         for name in (
@@ -1141,6 +1142,7 @@ LEFT_OUT = {
     "randomness.set_generator_state": "takes a generator and its own state",
     "scores.select": "takes scores, not outputs",
     "attacks.Ball.bounds": "the attacks go through it",
+    "attacks.Ball.edge": "the attacks go through it",
     "storage.Together.everyone": "takes what JSON can hold",
     "storage.write_folder_together": "processes write their rows; test_parallel has it",
     "trunk.Features.forward": "SharedTrunk.forward is in the table, and computes the same",

@@ -911,7 +911,7 @@ def test_torchrun_goes_on_from_the_checkpoint_after_a_process_was_killed(tmp_pat
     script = str(tmp_path / "train.py")
     run([sys.executable, script, str(tmp_path / "alone"), str(tmp_path / "expected")])
     told = run([sys.executable, *torchrun, script, str(tmp_path / "checkpoint"), str(tmp_path / "saved")]).stderr
-    assert "RankFailed: `fit` ended on rank 0" in told
+    # torchrun may end the other process before it has said why it stops, which tests without torchrun look at.
     assert "resumed after 1 whole epochs and 6 steps" in told
     build = partial(ds.nets.mlp, 4, 3, (8,), dropout=0.2)
     saved, expected = (ds.Ensemble.load(tmp_path / name, build) for name in ("saved", "expected"))

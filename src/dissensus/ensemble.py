@@ -76,7 +76,7 @@ class Ensemble(nn.Module):
             ensembles in a row differ. ``ens.seed`` is the seed that was drawn.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
             batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn),
-            ``"layerwise"`` in turn on a CPU with images channels last, ``"threads"`` so, but each on a core; ``"auto"``
+            ``"layerwise"`` in turn on a CPU with images channels last; ``"auto"``
             measures on the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own
             is passed as it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
         output: Which part of what a member returns is its output, where that is more than one tensor: a name (an

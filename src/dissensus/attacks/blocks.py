@@ -24,8 +24,6 @@ Step = Callable[[Any, Any, Tensor], Any]
 
 BLOCK = 10
 """Steps between two checks of which examples are done."""
-HOST_BLOCK = 1
-"""The same on a CPU, where reading them waits for nothing."""
 SHARE = 1 / 8
 """The share of rows that must be done to be set aside, since copying takes time too."""
 ANOTHER = 20
@@ -69,12 +67,10 @@ class Steps:
         if self.cache.enabled:
             rows = pad(rows, self._padded_size(count))
         all_rows = len(rows.done)
-        eager_host = rows.done.device.type == "cpu" and not self.cache.enabled
-        block = HOST_BLOCK if eager_host else BLOCK
         result, places = rows, torch.arange(len(rows.done), device=rows.done.device)
         for index in range(steps):
             rows = self._next(rows, index)
-            if (index + 1) % block == 0 and index + 1 < steps:
+            if (index + 1) % BLOCK == 0 and index + 1 < steps:
                 going = (~rows.done).nonzero().squeeze(1)
                 if len(going) == 0:
                     break

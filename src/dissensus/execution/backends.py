@@ -17,9 +17,9 @@ from dissensus.execution.compilation import (
     run_streams_compiled,
     run_vmapped_compiled,
 )
+from dissensus.execution.layerwise import run_layerwise
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
-from dissensus.execution.threaded import run_layerwise, run_threads, suits_threads
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import run_wide
@@ -46,8 +46,6 @@ class Backend:
             loop runs where they raise an error.
         on_cuda_only: Whether ``backend="auto"`` measures it on a GPU only.
         on_cpu_only: Whether ``backend="auto"`` measures it on a CPU only.
-        suits: Whether it has a way of its own for a pass, by weights and inputs. Where it would do what the loop does,
-            ``"auto"`` does not measure it. None: for every pass.
     """
 
     name: str
@@ -55,7 +53,6 @@ class Backend:
     takes_every_network: bool = False
     on_cuda_only: bool = False
     on_cpu_only: bool = False
-    suits: Callable[[Weights, NetworkInputs], bool] | None = None
 
 
 LOOP = Backend("loop", run_loop, takes_every_network=True)
@@ -68,7 +65,6 @@ BACKENDS: dict[str, Backend] = {
         Backend("batched", run_products),
         Backend("vmap", run_vmapped),
         Backend("layerwise", run_layerwise, on_cpu_only=True),
-        Backend("threads", run_threads, on_cpu_only=True, suits=suits_threads),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
     )
 }
@@ -85,8 +81,10 @@ COMPILED: dict[str, Backend] = {
 }
 """The same with compiled passes, by the names of backends. No backend that is asked for: `fit` has ``compile=``."""
 
-RUNS: dict[str, Backend] = {backend.name: backend for backend in (*BACKENDS.values(), *COMPILED.values())}
-"""Every backend that a pass may run with, by its own name."""
+
+def backend_named(name: str) -> Backend | None:
+    """The backend of this name, or the compiled form of one; None if there is neither."""
+    return BACKENDS.get(name) or next((form for form in COMPILED.values() if form.name == name), None)
 
 
 def checked(backend: str | Backend) -> str | Backend:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.calls import NetworkInputs, first_tensor, mapped, rows, tensors
-from dissensus.execution.backends import BACKENDS, COMPILED, LOOP, RUNS, Run
+from dissensus.execution.backends import BACKENDS, COMPILED, LOOP, Run, backend_named
 from dissensus.execution.graphs import captured
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
@@ -101,8 +101,8 @@ class Choices(dict[Mode, Choice]):
                 tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
             }
             joined = {tuple(mode): name for mode, name in stored.get("joined", ())}
-            known = {None, *RUNS}.issuperset([*(choice.backend for choice in made.values()), *joined.values()])
-            if stored["network"] == network and known:
+            names = [*(choice.backend for choice in made.values()), *(name for name in joined.values() if name)]
+            if stored["network"] == network and all(map(backend_named, names)):
                 self.update(made)
                 self.joined.update(joined)
         except FileNotFoundError:
@@ -229,19 +229,13 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
     """
     on_cuda = first_tensor(trial.x).is_cuda
-    suitable = [  # found here, because a backend may suit passes with gradients and others differently
-        name
-        for name, backend in BACKENDS.items()
-        if not (backend.on_cpu_only if on_cuda else backend.on_cuda_only)
-        and (backend.suits is None or backend.suits(trial.weights, trial.x))
-    ]
     with torch.no_grad(), tf32(on=False):
         (reference, buffers), (repeated, _) = trial.outputs(LOOP.run), trial.outputs(LOOP.run)
         repeatable = torch.equal(reference, repeated)
         candidates, refused = [LOOP.name], {}
         most = max(tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
-            if backend is LOOP or name not in suitable:
+            if backend is LOOP or (backend.on_cpu_only if on_cuda else backend.on_cuda_only):
                 continue
             try:
                 output, written = trial.outputs(backend.run)
@@ -257,6 +251,12 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
     return candidates, refused
 
 
+def _run_of(name: str) -> Run:
+    backend = backend_named(name)
+    assert backend is not None
+    return backend.run
+
+
 def _measured(
     trial: TrialPass, candidates: list[str], refused: dict[str, str], replayed: bool, passes: int | None
 ) -> dict[str, float]:
@@ -265,7 +265,7 @@ def _measured(
 
     def timed(name: str, turn: int) -> float | None:
         try:
-            return _timed(functools.partial(trial.whole, RUNS[name].run), first_tensor(trial.x))
+            return _timed(functools.partial(trial.whole, _run_of(name)), first_tensor(trial.x))
         except RuntimeError as error:
             if name == LOOP.name or turn:  # the network itself, or not enough memory
                 raise
@@ -355,7 +355,7 @@ def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str]) -
     """One candidate after the other: a graph holds the memory of its pass, and nothing disturbs its replays."""
     times: dict[str, float] = {}
     for name in candidates:
-        run_pass = functools.partial(trial.whole, RUNS[name].run)
+        run_pass = functools.partial(trial.whole, _run_of(name))
         try:
             run_pass()  # libraries set themselves up
             replay = captured(run_pass)
@@ -443,7 +443,7 @@ def seconds_to_compile(network: nn.Module) -> float:
 
 
 def _second_pass(trial: TrialPass, name: str) -> float:
-    run_pass = functools.partial(trial.whole, RUNS[name].run)
+    run_pass = functools.partial(trial.whole, _run_of(name))
     return [_timed(run_pass, first_tensor(trial.x)) for _ in range(2)][1]
 
 
@@ -452,10 +452,10 @@ def _problem(trial: TrialPass, name: str, form: str) -> str:
     device = first_tensor(trial.x).device
     try:
         with generators_kept(device):
-            repeated = trial.results(RUNS[name].run)[0]
+            repeated = trial.results(_run_of(name))[0]
         with generators_kept(device):
-            expected, buffers, gradients = trial.results(RUNS[name].run)
-        output, written, grads = trial.results(RUNS[form].run)
+            expected, buffers, gradients = trial.results(_run_of(name))
+        output, written, grads = trial.results(_run_of(form))
     except Exception as error:  # a compiler may raise anything, and results of two passes may not fit into memory
         return compiler_reason(error)
     most = max(tolerance(t.dtype) for t in (expected, *trial.weights.tensors(), *buffers.values()))

@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo
 from dissensus import calls, checks
 from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
-from dissensus.execution.backends import COMPILED, LOOP, RUNS, Backend
+from dissensus.execution.backends import COMPILED, LOOP, Backend, backend_named
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen, with_compiled
@@ -485,7 +485,9 @@ class StackedMembers(nn.Module):
     def _named(self, name: str) -> Backend:
         if self.custom_backend is not None and name == self.custom_backend.name:
             return self.custom_backend
-        return RUNS[name]
+        backend = backend_named(name)
+        assert backend is not None
+        return backend
 
     def _chosen_backend(self, members_pass: MembersPass) -> str:
         """The backend to use in this mode; the first pass in a mode chooses, later ones remember."""
@@ -497,8 +499,6 @@ class StackedMembers(nn.Module):
         lowered = [str(torch.get_autocast_dtype(device)), isinstance(weights, Packed)] if autocast else []
         compiles = self.training and both_ways and self._may_compile()
         how = [*lowered, *(["compiled"] if compiles else [])]
-        if both_ways and device == "cpu" and not isinstance(weights, Packed):
-            how.append("gradients of stacked tensors")  # for which other backends are measured
         mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *how, *calls.form(x))
         if mode not in self.choices or mode in self._outdated:
             self._outdated.discard(mode)

@@ -97,7 +97,7 @@ class UpdateSettings:
 
     def __post_init__(self) -> None:
         checks.count("accumulate", self.accumulate)
-        if self.compile != "auto" or not isinstance(self.compile, str):
+        if not isinstance(self.compile, str) or self.compile != "auto":
             if not isinstance(self.compile, bool):
                 checks.refuse("compile", "be True, False or 'auto'", repr(self.compile))
             if self.compile and self.recompute:

@@ -1,29 +1,24 @@
-"""Members on a CPU by a plan of layers: in turn, or side by side on the cores, each on one, forward and backward.
+"""Members in turn on a CPU, layer by layer, with images channels last.
 
-Networks are run layer by layer, from a graph of known layers and functions: several threads cannot hang weights into
-one network. So images can be kept channels last, for which convolutions and pooling on a CPU are faster. A ReLU before
-a max pooling comes after it instead, where it has fewer numbers to work on: both only compare, so values are the same.
+Networks are run from a graph of known layers and functions, so that images can be kept channels last, for which
+convolutions and pooling on a CPU are faster. A ReLU before a max pooling comes after it instead, where it has fewer
+numbers to work on: both only compare, so values are the same.
 """
 
 import operator
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd.function import once_differentiable
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import KeyedDropout
 from dissensus.execution.batched import POINTWISE_FUNCTIONS, POINTWISE_LAYERS, POOLING_LAYERS
-from dissensus.execution.loop import run_loop
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
-from dissensus.execution.threads import side_by_side
-from dissensus.execution.weights import Packed, Weights
+from dissensus.execution.weights import Weights
 
 LAYERS: tuple[type[nn.Module], ...] = (
     *POINTWISE_LAYERS,
@@ -65,47 +60,14 @@ FUNCTIONS: set[Callable[..., Any]] = {
 METHODS = {"view", "reshape", "flatten", "mean", "size", "relu", "add", "mul", "permute", "transpose", "contiguous"}
 
 
-def run_threads(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
-    """Run members on threads; raises `Unsupported` where the network has something that is not known.
-
-    Passes whose gradients are not those of packed weights alone run in a loop. On one core members are run in turn.
-    """
-    if not isinstance(x, Tensor):
-        raise Unsupported("its forward pass takes several inputs")
-    if x.device.type != "cpu":
-        raise Unsupported("threads are for a CPU")
-    plan = skeleton.once(_plan)
-    if not suits_threads(weights, x):
-        return run_loop(skeleton, weights, buffers, x, per_member)
-    members = _Members(plan, buffers, per_member)
-    if isinstance(weights, Packed) and weights.flat.requires_grad and torch.is_grad_enabled():
-        return _Pass.apply(weights.flat, x, weights, members)
-    with torch.no_grad():
-        own = weights.members()
-        return torch.stack(side_by_side([partial(members.outputs, i, own(i), x) for i in range(len(weights))]))
-
-
 def run_layerwise(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
-    """Run members in turn, by the same plan as on threads: PyTorch shares every operation among the cores."""
+    """Run members in turn; raises `Unsupported` where the network has something that is not known."""
     if not isinstance(x, Tensor):
         raise Unsupported("its forward pass takes several inputs")
     if x.device.type != "cpu":
         raise Unsupported("images channels last are for a CPU here")
     members, own = _Members(skeleton.once(_plan), buffers, per_member), weights.members()
     return torch.stack([members.outputs(index, own(index), x) for index in range(len(weights))])
-
-
-def suits_threads(weights: Weights, x: NetworkInputs) -> bool:
-    """Whether a pass has gradients of packed weights alone, or none, and nothing that other threads would not see."""
-    if not isinstance(x, Tensor) or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False
-    if any(is_functorch_wrapped_tensor(tensor) for tensor in (x, *weights.tensors())):
-        return False
-    if not torch.is_grad_enabled():
-        return True
-    if x.requires_grad:
-        return False
-    return (isinstance(weights, Packed) and not weights.layout.sections) or not weights.leaves()
 
 
 class _Layer(NamedTuple):
@@ -140,7 +102,7 @@ def _plan(skeleton: Skeleton) -> _Plan:
         if node.op == "call_module":
             layer = modules[str(node.target)]
             if type(layer) not in LAYERS or layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
-                raise Unsupported(f"layer {node.target} ({type(layer).__name__}) is not known to run in threads")
+                raise Unsupported(f"layer {node.target} ({type(layer).__name__}) has no form here")
             if _writes(node, modules) and node.all_input_nodes[0].op == "call_method":
                 raise Unsupported(f"layer {node.target} writes into what may be a view")
             stores = ((True, layer._parameters), (False, layer._buffers))
@@ -155,9 +117,9 @@ def _plan(skeleton: Skeleton) -> _Plan:
             )
         elif node.op == "call_function" and node.target not in FUNCTIONS:
             name = getattr(node.target, "__name__", node.target)
-            raise Unsupported(f"function {name} is not known to run in threads")
+            raise Unsupported(f"function {name} has no form here")
         elif node.op == "call_method" and node.target not in METHODS:
-            raise Unsupported(f"method {node.target} is not known to run in threads")
+            raise Unsupported(f"method {node.target} has no form here")
         elif _writes(node, modules) and node.all_input_nodes[0].op == "call_method":
             raise Unsupported(f"{node} writes into what may be a view")
         elif node.op == "get_attr":
@@ -262,34 +224,3 @@ def _channels_last(tensor: Tensor) -> Tensor:
     if tensor.shape[1] == 1:
         return tensor[:, 0].contiguous().unsqueeze(-1).permute(0, 3, 1, 2)
     return tensor.contiguous(memory_format=torch.channels_last)
-
-
-class _Pass(torch.autograd.Function):
-    """Outputs of all members, and the gradient of the matrix of their weights, a row for each."""
-
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, x: Tensor, weights: Packed, members: _Members) -> Tensor:
-        def passed(index: int) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                row = flat[index].detach().requires_grad_()
-                outputs = members.outputs(index, weights.layout.views(row), x)
-            return row, outputs
-
-        ctx.members = side_by_side([partial(passed, index) for index in range(len(flat))])
-        return torch.stack([outputs.detach() for _, outputs in ctx.members])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        grads = grad_outputs.new_empty((len(ctx.members), len(ctx.members[0][0])))
-
-        def differentiated(index: int) -> None:
-            row, outputs = ctx.members[index]
-            (grad,) = torch.autograd.grad(outputs, row, grad_outputs[index], allow_unused=True)
-            if grad is None:
-                grads[index].zero_()
-            else:
-                grads[index].copy_(grad)
-
-        side_by_side([partial(differentiated, index) for index in range(len(grads))])
-        return grads, None, None, None

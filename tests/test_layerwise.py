@@ -1,8 +1,7 @@
-"""Members on threads: a training equals the loop's, and what threads cannot do is left to it."""
+"""Members layer by layer: a training equals the loop's, and unknown networks are left to it."""
 
 import functools
 import logging
-import threading
 
 import pytest
 import torch
@@ -10,19 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import dissensus as ds
-from dissensus.dropout import KeyedDropout
-from dissensus.execution.threads import cores, side_by_side
 
 M, B = 3, 8
 cross_entropy = functools.partial(ds.objectives.independent, loss="cross_entropy")
-
-
-@pytest.fixture(autouse=True)
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 class Residual(nn.Module):
@@ -70,42 +59,28 @@ def image_data(n=20):
     return torch.randn(n, 1, 12, 12, dtype=torch.float64), torch.randint(0, 3, (n,))
 
 
-@pytest.mark.parametrize("way", ["threads", "layerwise"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_training_equals_the_loop(network, way):
+def test_a_training_equals_the_loop(network):
     x, y = image_data()
     before = x.clone()
     settings = {"validation": (x, y), "weight_decay": 0.1, "clip_norm": 1.0}
-    (loop, expected), (threads, history) = (
-        trained(NETWORKS[network], backend, (x, y), **settings) for backend in ("loop", way)
+    (loop, expected), (layerwise, history) = (
+        trained(NETWORKS[network], backend, (x, y), **settings) for backend in ("loop", "layerwise")
     )
-    assert threads.body.ran == way
-    tensors = threads.body.tensors()
+    assert layerwise.body.ran == "layerwise"
+    tensors = layerwise.body.tensors()
     for name, tensor in loop.body.tensors().items():
         torch.testing.assert_close(tensors[name], tensor, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(history.column("validation"), expected.column("validation"))
-    torch.testing.assert_close(threads.predict(x), loop.predict(x))
+    torch.testing.assert_close(layerwise.predict(x), loop.predict(x))
     torch.testing.assert_close(x, before, rtol=0, atol=0)
 
 
 def test_augmentations_of_members_are_their_own():
     x, y = image_data()
     augment = [lambda x, generator, scale=scale: x * scale for scale in (1.0, 2.0, -1.0)]
-    loop, threads = (trained(NETWORKS["blocks"], b, (x, y), augment=augment)[0] for b in ("loop", "threads"))
-    torch.testing.assert_close(threads.predict(x), loop.predict(x))
-
-
-def test_members_run_beside_each_other(monkeypatch):
-    names = []
-    original = KeyedDropout.forward
-
-    def watched(self, x):
-        names.append(threading.current_thread().name)
-        return original(self, x)
-
-    monkeypatch.setattr(KeyedDropout, "forward", watched)
-    trained(NETWORKS["blocks"], "threads", image_data())
-    assert any(name.startswith("dissensus") for name in names)
+    loop, layerwise = (trained(NETWORKS["blocks"], b, (x, y), augment=augment)[0] for b in ("loop", "layerwise"))
+    torch.testing.assert_close(layerwise.predict(x), loop.predict(x))
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -122,7 +97,7 @@ def test_pooling_before_relu_changes_nothing(inplace):
         return nn.Sequential(layer, nn.ReLU(inplace), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.Flatten()).double()
 
     results = []
-    for backend in ("loop", "threads"):
+    for backend in ("loop", "layerwise"):
         body = ds.Ensemble(build, M, backend=backend).body
         flat = body.packed().requires_grad_()
         outputs = body.run(flat, x)
@@ -134,11 +109,10 @@ def test_pooling_before_relu_changes_nothing(inplace):
     torch.testing.assert_close(grad, expected_grad, equal_nan=True)
 
 
-@pytest.mark.parametrize("way", ["threads", "layerwise"])
-def test_gradients_of_inputs_and_of_stacked_tensors_are_the_loops(way):
+def test_gradients_of_inputs_and_of_stacked_tensors_are_the_loops():
     x, _ = image_data(B)
     grads = []
-    for backend in ("loop", way):
+    for backend in ("loop", "layerwise"):
         ens = ds.Ensemble(lambda: NETWORKS["grouped"]().double(), M, backend=backend)
         leaf = x.clone().requires_grad_()
         leaves = [leaf, *ens.parameters()]
@@ -175,7 +149,7 @@ class Draws(nn.Module):
 @pytest.mark.parametrize(("build", "reason"), [(Hooked, "Linear"), (Reads, "scale"), (Draws, "rand_like")])
 def test_other_networks_run_in_a_loop(build, reason, caplog):
     x, _ = image_data(B)
-    ens = ds.Ensemble(lambda: build().double(), M, backend="threads")
+    ens = ds.Ensemble(lambda: build().double(), M, backend="layerwise")
     with caplog.at_level(logging.WARNING, "dissensus"):
         ens(x)
     assert ens.body.ran == "loop"
@@ -184,57 +158,7 @@ def test_other_networks_run_in_a_loop(build, reason, caplog):
 
 def test_an_error_of_a_member_is_that_of_the_network():
     skeleton = ds.Ensemble(NETWORKS["blocks"], M).body.skeleton
-    body = ds.Ensemble(NETWORKS["blocks"], M, backend="threads").body
+    body = ds.Ensemble(NETWORKS["blocks"], M, backend="layerwise").body
     assert skeleton is not body.skeleton
     with pytest.raises(RuntimeError, match="size mismatch|shapes cannot be multiplied|expected input"):
         body.run(body.packed().requires_grad_(), torch.randn(B, 1, 20, 20))
-
-
-def test_jobs_inside_of_jobs_run_in_turn_and_other_threads_keep_their_cores():
-    assert side_by_side([lambda: cores(), lambda: cores()]) == [1, 1]
-    assert side_by_side([lambda: (torch.randn(10**5).relu(), torch.get_num_threads())[1]] * 2) == [1, 1]
-    assert cores() == 2
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert seen == [2]
-
-
-def test_all_jobs_have_ended_when_one_has_failed():
-    ended = threading.Event()
-
-    def slow():
-        threading.Event().wait(0.05)
-        ended.set()
-
-    def fails():
-        raise ZeroDivisionError("of a job")
-
-    with pytest.raises(ZeroDivisionError, match="of a job"):
-        side_by_side([fails, slow])
-    assert ended.is_set()
-
-
-def test_one_core_and_one_member_run_in_turn():
-    x, y = image_data()
-    expected, _ = trained(NETWORKS["blocks"], "loop", (x, y))
-    torch.set_num_threads(1)
-    threads, _ = trained(NETWORKS["blocks"], "threads", (x, y))
-    assert threads.body.ran == "threads"
-    torch.testing.assert_close(threads.predict(x), expected.predict(x))
-    body = ds.Ensemble(NETWORKS["blocks"], 1, backend="threads").body
-    outputs = body.run(body.packed().requires_grad_(), torch.randn(B, 1, 12, 12))
-    assert outputs.shape == (1, B, 3)
-
-
-def test_auto_measures_threads_for_passes_that_they_have_a_way_for():
-    x, y = image_data()
-    ens = ds.Ensemble(NETWORKS["blocks"], M)
-    ens(x.float())
-    assert "threads" not in ens.choices[0].milliseconds, "gradients of stacked tensors are the loop's"
-    ds.fit(ens, (x.float(), y), cross_entropy, epochs=1, batch_size=B)
-    assert "threads" in ens.choices[-1].milliseconds
-    with torch.no_grad():
-        ens.eval()(x.float())
-    assert "threads" in ens.choices[-1].milliseconds
