@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 import dissensus as ds
 
-BACKENDS = ("loop", "vmap", "batched", "layerwise", "threads", "auto")
+BACKENDS = ("loop", "vmap", "batched", "layerwise", "auto")
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = {
     # network, shape of an input, batch size, steps per measurement
     "MLP 10-30-30-1, batch 32": (partial(ds.nets.mlp, 10, 1, (30, 30)), (10,), 32, 40),

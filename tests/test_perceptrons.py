@@ -14,6 +14,12 @@ from dissensus.execution.perceptrons import perceptron
 from dissensus.execution.stacked import StackedMembers
 from dissensus.execution.weights import Packed
 
+
+@pytest.fixture(autouse=True)
+def _of_any_size(monkeypatch):
+    monkeypatch.setattr(perceptrons, "FEWEST", 0)
+
+
 MEMBERS, BATCH = 5, 3
 
 
@@ -182,3 +188,16 @@ def test_a_training_equals_the_loop():
         history = ds.fit(ens, (x, y), objective, epochs=3, **settings)
         trained.append((ens(x).detach(), history.column("validation")))
     torch.testing.assert_close(trained[0], trained[1])
+
+
+def test_small_stacks_are_left_to_autograd(monkeypatch):
+    monkeypatch.undo()
+    ens = ds.Ensemble(functools.partial(ds.nets.mlp, 3, 2, (8,)), 4)
+    network, weights = (
+        perceptron(ens.body.skeleton),
+        Packed(ens.body.layout(), ens.body.packed().requires_grad_(), None),
+    )
+    assert network is not None
+    enough = -(-perceptrons.FEWEST // (4 * 8))
+    assert not network.takes(weights, torch.zeros(4, enough - 1, 3))
+    assert network.takes(weights, torch.zeros(4, enough, 3))

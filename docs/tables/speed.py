@@ -67,9 +67,7 @@ def section(name: str, introduction: str, rendered: Callable[[Result], str]) -> 
 def members(result: Result) -> str:
     """Steps by backend, and what comes before the first step where a result has it: earlier ones do not."""
     ways = [
-        way
-        for way in ("loop", "vmap", "batched", "layerwise", "threads")
-        if any(way in r["milliseconds"] for r in result["rows"])
+        way for way in ("loop", "vmap", "batched", "layerwise") if any(way in r["milliseconds"] for r in result["rows"])
     ]
     header = ["network", "members", "by hand", *ways, "auto"]
     has_first = "import_seconds" in result

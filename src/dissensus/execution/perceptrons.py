@@ -25,6 +25,8 @@ SIZES = "own_sizes"
 Sizes = tuple[tuple[int, int], ...]
 BLOCK = 2**17
 """Activations of a layer that are computed at once: half a megabyte in float32."""
+FEWEST = 2**16
+"""Activations of a layer from which this pays; the memory of fewer is no matter. Of padded networks it always does."""
 LARGEST = 2**14
 """The size of a layer's weight up to which this pays; larger products keep the cores busy by themselves."""
 
@@ -53,7 +55,10 @@ class Perceptron:
             return False
         if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(flat) or is_functorch_wrapped_tensor(x):
             return False
-        return weights.layout.shapes.keys() == self.names and (self.flattens or x.ndim == 3)
+        if weights.layout.shapes.keys() != self.names or not (self.flattens or x.ndim == 3):
+            return False
+        widest = max(weights.layout.shapes[weight][0] for weight, _ in self.layers)
+        return bool(self.shapes) or x.shape[0] * x.shape[1] * widest >= FEWEST
 
     def run(self, weights: Weights, x: Tensor, shapes: Tensor | None = None) -> Tensor:
         """Outputs ``[M, B, C]`` of inputs ``[M, B, ...]``; ``shapes`` are the numbers of rows in padded stacks."""
