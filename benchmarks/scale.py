@@ -95,8 +95,14 @@ def step_seconds(name: str, members: int, parallel: Any = None) -> float:
     return min((later - earlier for earlier, later in pairwise(ends)), default=0.0) / STEPS
 
 
-def collective_seconds(name: str, ranks: Ranks) -> float:
+def travelling_seconds(name: str) -> float:
     """The time of what travels in a step: outputs of all members, and a flag."""
+    with several_ranks(MEMBERS, torch.device("cpu")) as ranks:
+        return collective_seconds(name, ranks)
+
+
+def collective_seconds(name: str, ranks: Ranks) -> float:
+    """The same, with the connections of some ranks."""
     _, shape, batch, _ = CASES[name]
     own = torch.zeros(ranks.counts[ranks.rank], batch, 1 if len(shape) == 1 else 10)
     flag = torch.ones(1, dtype=torch.bool)
@@ -127,13 +133,12 @@ def two_processes(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     rows = {}
     for name in CASES:
-        with several_ranks(MEMBERS, torch.device("cpu")) as ranks:
-            ways: dict[str, Callable[[], float]] = {
-                "part": partial(step_seconds, name, MEMBERS // 2),  # while the other process computes too
-                "travels": partial(collective_seconds, name, ranks),
-                "measured": partial(step_seconds, name, MEMBERS, "members"),
-            }
-            rows[name] = fastest(ways, dist.barrier)
+        ways: dict[str, Callable[[], float]] = {
+            "part": partial(step_seconds, name, MEMBERS // 2),  # while the other process computes too
+            "travels": partial(travelling_seconds, name),
+            "measured": partial(step_seconds, name, MEMBERS, "members"),
+        }
+        rows[name] = fastest(ways, dist.barrier)
     Path(folder, f"{rank}.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
 
