@@ -100,7 +100,7 @@ def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
     same_seed, other_seed = (made_cases("friedman-200", names, seed) for seed in (0, 1))
     for name in names:
         # To rounding: how many networks train together decides how products are added up.
-        np.testing.assert_allclose(same_seed[name].case.test, regression[name].case.test, rtol=1e-2, atol=1e-4)
+        np.testing.assert_allclose(same_seed[name].case.test, regression[name].case.test, rtol=1e-3, atol=1e-4)
         assert not np.allclose(other_seed[name].case.test, regression[name].case.test, rtol=1e-2, atol=1e-2)
 
 

@@ -146,9 +146,10 @@ def split_tensors(inputs: NetworkInputs) -> tuple[list[Tensor], Callable[[Sequen
         return [inputs], lambda replaced: replaced[0]
     leaves, structure = pytree.tree_flatten(inputs)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    blank = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # the function keeps no tensors
 
     def rebuilt(replaced: Sequence[Tensor]) -> NetworkInputs:
-        filled = list(leaves)
+        filled = list(blank)
         for place, tensor in zip(places, replaced, strict=True):
             filled[place] = tensor
         return pytree.tree_unflatten(filled, structure)

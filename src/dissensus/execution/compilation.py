@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dissensus.calls import NetworkInputs, first_tensor, mapped, rows, tensors
+from dissensus.calls import NetworkInputs, first_tensor, mapped, rows, split_tensors, tensors
 from dissensus.execution.batched import run_batched
 from dissensus.execution.counting import CallCounter, counters, tallied
 from dissensus.execution.loop import run_loop, run_streams, side_by_side
@@ -77,7 +77,7 @@ def _members_compiled(
     of_one = rows(x, 0) if per_member else x
 
     def made() -> Callable[..., Any]:
-        return _of_member(skeleton, weights.matrices()[1], _rebuilt(of_one), counted)
+        return _of_member(skeleton, weights.matrices()[1], split_tensors(of_one)[1], counted)
 
     compiled = _compiled("member", made, skeleton, weights, buffers, of_one)
     if compiled is None:
@@ -117,7 +117,7 @@ def _whole_compiled(
 ) -> Tensor:
 
     def made() -> Callable[..., Any]:
-        return _of_all(eager, skeleton, weights.matrices()[1], _rebuilt(x), per_member)
+        return _of_all(eager, skeleton, weights.matrices()[1], split_tensors(x)[1], per_member)
 
     compiled = _compiled((eager, per_member, len(weights)), made, skeleton, weights, buffers, x)
     if compiled is None:
@@ -207,20 +207,3 @@ def _constants(x: NetworkInputs) -> Hashable:
         return None
     leaves, structure = pytree.tree_flatten(x)
     return str(structure), tuple(None if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
-
-
-def _rebuilt(x: NetworkInputs) -> Callable[[Sequence[Tensor]], NetworkInputs]:
-    """A function that puts tensors into the places of those of the inputs, which it does not keep."""
-    if isinstance(x, Tensor):
-        return lambda replaced: replaced[0]
-    leaves, structure = pytree.tree_flatten(x)
-    blank = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-    def rebuilt(replaced: Sequence[Tensor]) -> NetworkInputs:
-        filled = list(blank)
-        for place, tensor in zip(places, replaced, strict=True):
-            filled[place] = tensor
-        return pytree.tree_unflatten(filled, structure)
-
-    return rebuilt
