@@ -468,20 +468,22 @@ def tripled(module, gradient, _):
 
 def hooked(where):
     """A network with hooks on itself, on a layer, on a layer that drops units, or on a gradient."""
-    network = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.ReLU(), nn.Linear(5, 3)).double()
+    last = nn.Sequential(nn.Linear(5, 3)) if where == "container" else nn.Linear(5, 3)
+    network = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.ReLU(), last).double()
     network[0].requires_grad_(False)
     if where == "gradient":
         network[3].register_full_backward_hook(tripled)
     elif where == "before":
         network.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
-    else:
-        {"network": network, "layer": network[3], "dropout": network[1]}[where].register_forward_hook(doubled)
+    elif where != "none":
+        at = {"network": network, "layer": last, "container": last, "dropout": network[1]}
+        at[where].register_forward_hook(doubled)
     return network
 
 
 @pytest.mark.parametrize("shared", [None, "frozen"])
-@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "auto"])
-@pytest.mark.parametrize("where", ["network", "before", "layer", "dropout", "gradient"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("where", ["network", "before", "layer", "container", "dropout", "gradient"])
 def test_hooks_run_for_every_member_in_every_backend(where, backend, shared):
     build = partial(hooked, where)
     if shared is not None:  # what is shared is equal in all members
@@ -499,10 +501,53 @@ def test_hooks_run_for_every_member_in_every_backend(where, backend, shared):
         torch.testing.assert_close(gradient, wanted)
 
 
+@pytest.mark.parametrize("where", ["network", "layer", "dropout", "gradient"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hooks_that_come_after_a_pass_run_too_until_they_are_removed(backend, where):
+    ensemble = ds.Ensemble(lambda: hooked("none"), M, backend=backend).train()
+    x = torch.randn(B, 6, dtype=torch.float64, requires_grad=True)
+
+    def values():
+        outputs = ensemble(x)
+        return outputs.detach(), *torch.autograd.grad(outputs.square().sum(), x)
+
+    before = values()
+    network = ensemble.body.network
+    layer = {"network": network, "layer": network[3], "dropout": network[1], "gradient": network[3]}[where]
+    if where == "gradient":
+        hook = layer.register_full_backward_hook(tripled)
+    else:
+        hook = layer.register_forward_hook(doubled)
+    factors = {"gradient": (1, 3), "dropout": None}.get(where, (2, 4))
+    hooked_values = values()
+    if factors is None:
+        expected = torch.stack([member(x) for member in ensemble])
+        torch.testing.assert_close(hooked_values[0], expected)
+        assert not torch.equal(expected, before[0])
+    else:
+        for now, then, factor in zip(hooked_values, before, factors, strict=True):
+            torch.testing.assert_close(now, factor * then)
+    hook.remove()
+    for now, then in zip(values(), before, strict=True):
+        torch.testing.assert_close(now, then)
+
+
 def new_head(network):
     copied = copy.deepcopy(network)
-    copied[3].reset_parameters()
+    for layer in copied[3].modules():
+        if isinstance(layer, nn.Linear):
+            layer.reset_parameters()
     return copied
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_hook_of_a_container_records_is_what_members_compute(backend):
+    network, seen = hooked("none"), []
+    inner = nn.Sequential(nn.Sequential(network[0], network[1]), network[2], network[3])
+    inner[0].register_forward_hook(lambda *call: seen.append(type(call[-1])))
+    ensemble = ds.Ensemble(lambda: copy.deepcopy(inner), 1, backend=backend)
+    ensemble(torch.randn(B, 6, dtype=torch.float64))
+    assert seen and all(issubclass(kind, torch.Tensor) for kind in seen)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -581,9 +581,21 @@ def test_a_second_process_on_a_run_is_refused(quick, tmp_path):
 def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
     expected = json.loads((quick() / "report.json").read_text())["rows"]
     folder = runner.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "jobs", jobs=2)
+    for seed in range(2):
+        for apart, together in zip(trials_of(folder, seed), trials_of(quick(), seed), strict=True):
+            assert apart["params"] == together["params"]
+            assert apart["value"] == pytest.approx(together["value"], rel=1e-4)
     parallel = json.loads((folder / "report.json").read_text())["rows"]
     for shared, single in zip(parallel, expected, strict=True):
         assert shared["measures"] == pytest.approx(single["measures"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("units", "parts", "expected"),
+    [("abcde", 2, ["ace", "bd"]), ("a", 2, ["a"]), ("abc", 1, ["abc"]), ("ab", 5, ["a", "b"])],
+)
+def test_a_search_is_divided_among_processes_by_seeds(units, parts, expected):
+    assert list(train.SEARCH.divided(units, parts)) == expected
 
 
 def linger(folder):

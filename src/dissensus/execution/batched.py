@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
 from dissensus.execution.perceptrons import SHAPE, perceptron
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, has_hooks
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
 
@@ -93,7 +93,7 @@ def batched_plan(skeleton: Skeleton) -> list[Step]:
     """The network as a list of steps. Each step reads earlier values and adds one; the first value is the input."""
     if skeleton.output is not None:
         raise Unsupported("its output is chosen from several")
-    graph = skeleton.trace()
+    graph = skeleton.graph()
     reason = unsupported(skeleton.network, graph)
     if reason:
         raise Unsupported(reason)
@@ -139,15 +139,11 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         return f"its forward pass takes {len(inputs)} inputs"
-    if has_hooks(network):
-        return "it has hooks"
     for node in graph.nodes:
         if node.op == "call_module":
             layer = layers[str(node.target)]
             if getattr(layer, "inplace", False) and any(len(before.users) > 1 for before in node.all_input_nodes):
                 return f"layer {node.target} writes into what another operation reads"
-            if has_hooks(layer):
-                return f"layer {node.target} has hooks"
             if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
                 return f"layer {node.target} ({type(layer).__name__}) has no batched form"
         elif node.op == "call_function":

@@ -91,7 +91,7 @@ def _plan(skeleton: Skeleton) -> _Plan:
         raise Unsupported("its output is chosen from several")
     if skeleton.shared:
         raise Unsupported("members share weights")
-    graph = skeleton.trace()
+    graph = skeleton.graph()
     modules = dict(skeleton.network.named_modules(remove_duplicate=False))
     names = {id(tensor): name for name, tensor in skeleton.tensors().items()}
     layers: dict[str, _Layer] = {}
@@ -101,7 +101,7 @@ def _plan(skeleton: Skeleton) -> _Plan:
     for node in graph.nodes:
         if node.op == "call_module":
             layer = modules[str(node.target)]
-            if type(layer) not in LAYERS or layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+            if type(layer) not in LAYERS:
                 raise Unsupported(f"layer {node.target} ({type(layer).__name__}) has no form here")
             if _writes(node, modules) and node.all_input_nodes[0].op == "call_method":
                 raise Unsupported(f"layer {node.target} writes into what may be a view")

@@ -61,7 +61,7 @@ def layers_of(body: StackedMembers) -> Layers:
     if body.output is not None:
         raise Unpaddable("the output is chosen from several")
     try:
-        graph = body.skeleton.trace()
+        graph = body.skeleton.graph()
     except Unsupported as reason:
         raise Unpaddable(str(reason)) from reason
     reason = unsupported(network, graph)

@@ -107,7 +107,7 @@ class Piece:
 
 def perceptron(skeleton: Skeleton) -> Perceptron | None:
     """The network as a perceptron; None if it is anything else. Its graph has one chain of layers."""
-    graph, layers = skeleton.trace(), dict(skeleton.network.named_modules(remove_duplicate=False))
+    graph, layers = skeleton.graph(), dict(skeleton.network.named_modules(remove_duplicate=False))
     chain: list[tuple[str, nn.Module]] = []
     for node in graph.nodes:
         if node.op == "call_module" and node.args and isinstance(node.args[0], fx.Node) and len(node.users) == 1:

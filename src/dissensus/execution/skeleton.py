@@ -69,6 +69,8 @@ class Skeleton:
         """Buffers that a pass has made, and whether they were registered before, as None."""
         self.appearing: set[str] = set()
         """Buffers that a pass has made, and that members do not have yet."""
+        self._hooks: list[Mapping[int, Any]] = [hooks for module in network.modules() for hooks in _hooks(module)]
+        self._hook_counts = self._counted_hooks()
         self._collecting = _Collecting()
         self._common: list[tuple[str, dict[str, Any], str]] = []
         """Buffers that members share, and where they hang. A pass must not write to them."""
@@ -247,6 +249,9 @@ class Skeleton:
     def discard(self, names: Iterable[str]) -> None:
         """Take buffers away that the network has adopted."""
         with self.alone():
+            names = list(names)
+            if not names:
+                return
             for name in names:
                 ((store, key),) = self._places.pop(name)
                 if self.adopted.pop(name):
@@ -258,6 +263,27 @@ class Skeleton:
 
     def _count(self) -> None:
         self._growing = {path: (store, len(store)) for path, (store, _) in self._growing.items()}
+        self._forget()
+
+    def _counted_hooks(self) -> list[int]:
+        return list(map(len, self._hooks))
+
+    def notice_hooks(self) -> bool:
+        """Whether layers have got hooks, or lost them, since this was last asked; plans made before are forgotten then.
+
+        A plan may leave out the call of a layer, and with it the hooks that the call would run.
+        """
+        counts = self._counted_hooks()
+        changed = counts != self._hook_counts
+        if changed:
+            self._forget()
+            self.draws.clear()
+            self.apart.clear()
+            self._hook_counts = counts
+        return changed
+
+    def _forget(self) -> None:
+        """Forget what earlier passes and traces have shown of the network."""
         self._made.clear()
         self._writes.clear()
         self.compiled.clear()
@@ -300,6 +326,10 @@ class Skeleton:
             self._made[key] = make(self)
         return self._made[key]
 
+    def graph(self) -> fx.Graph:
+        """The network's `trace` into torch's layers, made once for each mode; it is read, and never changed."""
+        return self.once(Skeleton.trace)
+
     def trace(self, tracer: fx.Tracer | None = None) -> fx.Graph:
         """The network's graph of operations in its mode; raises `Unsupported` if its forward pass cannot be traced.
 
@@ -310,6 +340,9 @@ class Skeleton:
             return self._traced(LeafTracer() if tracer is None else tracer)
 
     def _traced(self, tracer: fx.Tracer) -> fx.Graph:
+        hooked = next((name for name, module in self.network.named_modules() if has_hooks(module)), None)
+        if hooked is not None:  # those of a container would run once, while it is traced
+            raise Unsupported(f"layer {hooked} has hooks" if hooked else "it has hooks")
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
         held = self._hanging()
         empty = {name: _without_values(tensor) for name, tensor in held.items()}
@@ -369,7 +402,11 @@ def _is_layer(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module itself has hooks, of its forward or backward pass, which a call of it runs and nothing else."""
-    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+    return any(_hooks(module))
+
+
+def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
 def _version(tensor: Tensor) -> int:

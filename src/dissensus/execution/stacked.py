@@ -28,7 +28,7 @@ from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.runs import JOINABLE, joined, joining_pays
 from dissensus.execution.sharing import Shared, shared_names
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, has_hooks, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_one_dtype, check_real
 from dissensus.execution.wide import wide_plan
 from dissensus.randomness import generators_kept
@@ -405,6 +405,7 @@ class StackedMembers(nn.Module):
 
     def _run(self, members_pass: MembersPass, backend: str | None, rows: slice | Tensor) -> Tensor:
         weights, buffers, x, per_member, _ = members_pass
+        self._notice_hooks()
         if is_exporting():  # values cannot be tried, and what a trial keeps would belong to the tracer
             refuse_training(self.training)
             self.ran = LOOP.name if backend is None else backend
@@ -419,6 +420,11 @@ class StackedMembers(nn.Module):
         late_kept = self._late_kept(rows, len(weights)) if keeps else nullcontext()
         with recomputation_refused() if guarded else nullcontext(), late_kept:
             return chosen_backend.run(self.skeleton, weights, buffers, x, per_member)
+
+    def _notice_hooks(self) -> None:
+        """Choose backends again where layers have got hooks, or lost them."""
+        if not torch.compiler.is_compiling() and self.skeleton.notice_hooks():
+            self._outdated = set(self.choices)
 
     @_disable_dynamo
     def _run_untraced(self, members_pass: MembersPass, rows: slice | Tensor) -> Tensor:
@@ -617,6 +623,7 @@ class StackedMembers(nn.Module):
 
     def is_batchable(self) -> bool:
         """Whether the backend ``"batched"`` knows every layer."""
+        self._notice_hooks()
         try:
             if self.skeleton.shared:
                 wide_plan(self.skeleton, per_member=False)
@@ -776,16 +783,11 @@ def _read_by_products_alone(skeleton: Skeleton) -> frozenset[str]:
             id(tensor)
             for _, layer in layers
             for tensor in [*layer._parameters.values(), *layer._buffers.values()]
-            if tensor is not None and (type(layer) in _PRODUCTS and not _has_hooks(layer)) == is_product
+            if tensor is not None and (type(layer) in _PRODUCTS and not has_hooks(layer)) == is_product
         }
         for is_product in (True, False)
     }
     return frozenset(n for n, t in skeleton.shared_tensors().items() if id(t) in held[True] - held[False])
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    """Whether other code sees a layer's weights, such as that of ``torch.nn.utils.spectral_norm``."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def _lowers(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -26,7 +26,7 @@ from dissensus.execution.batched import (
     stacked_linear,
 )
 from dissensus.execution.common import RANDOM, common_layers
-from dissensus.execution.skeleton import LeafTracer, Skeleton, Tensors, Unsupported, has_hooks
+from dissensus.execution.skeleton import LeafTracer, Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import GlobalGenerators
 
@@ -115,8 +115,6 @@ def _made(skeleton: Skeleton, per_member: bool) -> _Plan:
     nodes = list(graph.nodes)
     if sum(node.op == "placeholder" for node in nodes) != 1:
         raise Unsupported("its forward pass takes several inputs")
-    if has_hooks(skeleton.network):
-        raise Unsupported("it has hooks")
     maker = _Maker(skeleton.network, keys)
     for node in nodes[:-1]:
         maker.add(node)
@@ -226,10 +224,7 @@ class _Maker:
     def _function(self, node: fx.Node) -> Callable[..., Any]:
         """What a node whose value is common calls, as it is."""
         if node.op == "call_module":
-            layer = self.network.get_submodule(str(node.target))
-            if any(map(has_hooks, layer.modules())):
-                raise Unsupported(f"layer {node.target} has hooks")
-            return layer
+            return self.network.get_submodule(str(node.target))
         if RANDOM.search(_name(node)) or ("drop" in _name(node) and self.network.training):
             raise Unsupported(f"{_name(node)} draws random numbers")
         return _method(str(node.target)) if node.op == "call_method" else cast(Any, node.target)
@@ -249,8 +244,6 @@ class _Maker:
         layer, own = self.network.get_submodule(name), self.keys[name]
         if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
             raise Unsupported(f"layer {name} takes several inputs")
-        if has_hooks(layer):
-            raise Unsupported(f"layer {name} has hooks")
         before = node.args[0]
         if not before.meta["batch"]:
             raise Unsupported(f"layer {name} takes something else than a batch")

@@ -328,8 +328,8 @@ def _work(step: Step, tasks: Sequence[Any], context: StudyContext, jobs: int | W
     if isinstance(jobs, Workers):
         if tasks:
             _work_on(jobs, step, tasks, context, progress)
-    elif jobs > 1 and len(tasks) > 1:
-        _work_in_processes(step, tasks, context, jobs, progress)
+    elif jobs > 1 and len(parts := [part for task in tasks for part in step.divided(task, jobs)]) > 1:
+        _work_in_processes(step, parts, context, jobs, progress)
     else:
         for i, task in enumerate(tasks):
             step.run(task, replace(context, progress=_ProgressPart(progress, i / len(tasks), 1 / len(tasks))))

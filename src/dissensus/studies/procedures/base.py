@@ -64,6 +64,11 @@ def never(task: Any, context: StudyContext, few: bool) -> bool:  # noqa: ARG001
     return False
 
 
+def whole(task: Any, parts: int) -> Sequence[Any]:  # noqa: ARG001
+    """A task is not divided."""
+    return [task]
+
+
 @dataclass(frozen=True)
 class Step:
     """Work that comes before the units, such as a search of hyperparameters that several units share."""
@@ -77,6 +82,8 @@ class Step:
     spreads: Callable[[Any, StudyContext, bool], bool] = never
     """``(task, context, few)``: whether a task is done from here, and its runs are tasks of a cluster; else it is one
     task of a cluster as a whole. ``few`` says that there are fewer tasks than workers."""
+    divided: Callable[[Any, int], Sequence[Any]] = whole
+    """``(task, parts)``: the task as at most so many tasks, which processes of this machine share."""
 
 
 def _none_missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:  # noqa: ARG001

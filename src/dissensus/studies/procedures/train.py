@@ -163,6 +163,11 @@ def _search(units: Sequence[TrainingUnit], context: StudyContext) -> None:
     )
 
 
+def _divided(units: Sequence[TrainingUnit], parts: int) -> list[Sequence[TrainingUnit]]:
+    """A search as several: that of a large data set can take longer than all the others together."""
+    return [units[start::parts] for start in range(min(parts, len(units)))]
+
+
 def _always(task: Any, context: StudyContext, few: bool) -> bool:  # noqa: ARG001
     return True
 
@@ -177,7 +182,7 @@ def _train_and_store(unit: TrainingUnit, context: StudyContext) -> None:
     finish_unit(context.folder, unit.name, train_unit(unit, context))
 
 
-SEARCH = Step(_unsearched, _search, weight=7 / 3, spreads=_always)
+SEARCH = Step(_unsearched, _search, weight=7 / 3, spreads=_always, divided=_divided)
 """The search of hyperparameters, where a study asks for it."""
 TRAINING = Step(untrained, _train_and_store, spreads=spreads)
 """Trainings that come before a procedure which works on trained ensembles."""
