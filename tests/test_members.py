@@ -514,10 +514,8 @@ def test_hooks_that_come_after_a_pass_run_too_until_they_are_removed(backend, wh
     before = values()
     network = ensemble.body.network
     layer = {"network": network, "layer": network[3], "dropout": network[1], "gradient": network[3]}[where]
-    if where == "gradient":
-        hook = layer.register_full_backward_hook(tripled)
-    else:
-        hook = layer.register_forward_hook(doubled)
+    register = layer.register_full_backward_hook if where == "gradient" else layer.register_forward_hook
+    hook = register(tripled if where == "gradient" else doubled)
     factors = {"gradient": (1, 3), "dropout": None}.get(where, (2, 4))
     hooked_values = values()
     if factors is None:
@@ -547,7 +545,8 @@ def test_what_a_hook_of_a_container_records_is_what_members_compute(backend):
     inner[0].register_forward_hook(lambda *call: seen.append(type(call[-1])))
     ensemble = ds.Ensemble(lambda: copy.deepcopy(inner), 1, backend=backend)
     ensemble(torch.randn(B, 6, dtype=torch.float64))
-    assert seen and all(issubclass(kind, torch.Tensor) for kind in seen)
+    assert seen
+    assert all(issubclass(kind, torch.Tensor) for kind in seen)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
