@@ -11,10 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import dissensus as ds
 from dissensus import checks
-from dissensus.randomness import Use, derived_seed, encoded, keep_mask, random_bits
+from dissensus.ensemble import fresh_members
+from dissensus.randomness import Use, derived_seed, encoded, keep_mask, random_bits, seeded
 from dissensus.studies import measures
 
 LOGITS = torch.tensor([[[1.0, 0.0, -1.0], [0.5, 0.2, 0.1]], [[0.0, 2.0, 1.0], [0.3, 0.3, 0.3]]])
@@ -981,3 +983,32 @@ def test_accuracies_of_studies_do_not_count_nan_as_an_answer():
         measure = getattr(measures, name)
         assert math.isfinite(measure(random_outputs(), Y, "cross_entropy", "probability")), name
         assert math.isnan(measure(spoilt, Y, "cross_entropy", "probability")), name
+
+
+def test_seeded_blocks_tell_nothing_to_generators_of_gpus_that_are_not_in_use(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", told.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    before = torch.get_rng_state()
+    with seeded(5):
+        drawn = torch.rand(3)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not told
+
+
+def test_a_network_that_brings_the_first_gpu_into_use_is_built_again_under_its_seed(monkeypatch):
+    """Its generator could not be seeded before."""
+    in_use = iter([False, False, True, False])  # before the first build, for its seed, after it, for the second seed
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: next(in_use, True))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    built = []
+
+    def build():
+        built.append(nn.Linear(2, 1))
+        return built[-1]
+
+    (network,) = fresh_members(build, 0, 1)
+    assert len(built) == 2
+    assert network is built[1]
+    assert torch.equal(built[0].weight, built[1].weight)

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import statistics
 import time
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
@@ -114,7 +115,8 @@ def test_an_interrupted_run_continues_where_it_was(quick, tmp_path):
     assert json.loads((folder / "report.json").read_text())["rows"] == expected
 
 
-SEARCHED = {**QUICK, "search.trials": 7, "search.space": {"lr": [0.01, 0.003], "members": [2, 3], "width": [4]}}
+SPACE = {"lr": [0.01, 0.003], "members": [2, 3], "width": [4]}
+SEARCHED = {**QUICK, "search.trials": 8, "search.drawn": 6, "search.space": SPACE}
 
 
 def trials_of(folder, seed):
@@ -131,7 +133,7 @@ def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alo
 
     monkeypatch.setattr(search, "sweep", counting)
     all_seeds = runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "both")
-    assert [len(grid) for grid in sweeps] == [10, 4], "five trials of each seed, then the two that are left"
+    assert [len(grid) for grid in sweeps] == [12, 4], "six trials of each seed are drawn, then two are left"
     assert {(point["fold"], point["seed"]) for point in sweeps[0]} == {(0, 0), (1, 1)}
     for seed in (0, 1):
         single_seed = runner.run(STUDY, "smoke", changes={**SEARCHED, "grid.seed": [seed]}, root=tmp_path / f"{seed}")
@@ -139,6 +141,22 @@ def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alo
         assert [trial["params"] for trial in result] == [trial["params"] for trial in expected]
         assert [trial["value"] for trial in result] == pytest.approx([trial["value"] for trial in expected], rel=1e-4)
         assert [trial["epochs"] for trial in result] == [trial["epochs"] for trial in expected]
+
+
+def test_trials_that_are_drawn_make_one_batch_and_the_sampler_learns_from_later_ones():
+    settings = spec.Search(trials=17, drawn=8, space={"lr": [0.1, 0.2, 0.3, 0.4], "width": [1, 2]})
+    drawn, proposed = [], []
+    for seed in range(10):
+        trials, batches = [], []
+        while len(trials) < settings.trials:
+            points = search._next_points(settings, seed, trials)
+            batches.append(len(points))
+            trials += [{"params": point, "value": point["lr"] + point["width"]} for point in points]
+        assert batches == [8, 5, 4]
+        drawn += [trial["value"] for trial in trials[:8]]
+        proposed += [trial["value"] for trial in trials[8:]]
+    assert statistics.mean(drawn) == pytest.approx(1.75, abs=0.15), "of values at random"
+    assert statistics.mean(proposed) < statistics.mean(drawn) - 0.2
 
 
 @pytest.mark.slow
@@ -157,7 +175,7 @@ def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monk
         with pytest.raises(KeyboardInterrupt):
             runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
         resumed = runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
-    assert calls == [10, 4, 4]
+    assert calls == [12, 4, 4]
     assert [trials_of(resumed, seed) for seed in (0, 1)] == [trials_of(expected, seed) for seed in (0, 1)]
 
 

@@ -724,13 +724,23 @@ def fresh_members(build: Build, seed: int, members: int, first: int = 0) -> Iter
         checks.refuse("build", "be a function that returns a new network", type(build).__name__, fix, TypeError)
     networks: list[weakref.ref[nn.Module]] = []  # what members share is not kept once per member
     for index in range(first, members):
-        with seeded(derived_seed(seed, Use.INITIAL_WEIGHTS, index)):
-            network = _checked(build())
+        network = _checked(_built(build, derived_seed(seed, Use.INITIAL_WEIGHTS, index)))
         if any(network is other() for other in networks):
             checks.refuse("build", "return a new network at every call", "the same one twice", "Build it inside.")
         networks.append(weakref.ref(network))
         yield network
         del network
+
+
+def _built(build: Build, seed: int) -> nn.Module:
+    """A network whose initial weights a seed determines."""
+    began = torch.cuda.is_initialized()
+    with seeded(seed):
+        network = build()
+    if torch.cuda.is_initialized() and not began:  # it may have drawn on a GPU whose generator was not there to seed
+        with seeded(seed):
+            network = build()
+    return network
 
 
 def _checked(network: object) -> nn.Module:

@@ -89,10 +89,14 @@ def encoded(*words: int | str) -> bytes:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Run a block under a seed, and restore the global generators of torch afterwards."""
+    """Run a block under a seed, and restore the global generators of torch afterwards.
+
+    Generators of GPUs that are not in use are left alone: torch would note the seed for them, and nothing restores it.
+    """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    elsewhere = bool(devices) or torch.backends.mps.is_available()
     with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed) if elsewhere else torch.default_generator.manual_seed(seed)
         yield
 
 

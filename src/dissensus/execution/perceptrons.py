@@ -5,10 +5,11 @@ memory. Here the gradient is written where it belongs in the matrix of all weigh
 which suits small products, and their memory is used again in the next step.
 """
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -104,6 +105,34 @@ class Piece:
         """The rows of a tensor: a view of neighbours, a copy of others."""
         return tensor[self.rows] if isinstance(self.rows, slice) else tensor.index_select(0, self.rows)
 
+    def matrix(self, flat: Tensor) -> tuple[Tensor, int]:
+        """A matrix that holds the rows side by side, and the first of them: the whole one, or a copy of the rows."""
+        return (flat, self.rows.start) if isinstance(self.rows, slice) else (self.of(flat), 0)
+
+
+class Columns(NamedTuple):
+    """Where a parameter lies in a row of the matrix of all weights."""
+
+    start: int
+    inputs: int
+    """The length of a row of a weight; 1 for a bias."""
+
+    def of(self, matrix: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
+        """The first units of the parameter in neighbouring rows from ``first``, as a view."""
+        row, column = matrix.stride()
+        strides = (row, self.inputs * column, column)[: len(shape)]
+        return matrix.as_strided(shape, strides, matrix.storage_offset() + first * row + self.start * column)
+
+
+def _columns(network: Perceptron, layout: Layout) -> list[tuple[Columns, Columns | None]]:
+    """The columns of every layer's weight and bias."""
+    sizes = [shape.numel() for shape in layout.shapes.values()]
+    starts = dict(zip(layout.shapes, itertools.accumulate(sizes, initial=0), strict=False))
+    return [
+        (Columns(starts[weight], layout.shapes[weight][1]), None if bias is None else Columns(starts[bias], 1))
+        for weight, bias in network.layers
+    ]
+
 
 def perceptron(skeleton: Skeleton) -> Perceptron | None:
     """The network as a perceptron; None if it is anything else. Its graph has one chain of layers."""
@@ -184,12 +213,12 @@ class _Pass(torch.autograd.Function):
         taken = network.space.take([members * width * batch for width in units[:-1]], flat)
         covered = sum(block.count for block in blocks) == members
         outputs = (flat.new_empty if covered else flat.new_zeros)(members, units[-1], batch)
-        start = 0
+        start, columns = 0, _columns(network, layout)
         for block in blocks:
             count, values = block.count, block.of(x).transpose(1, 2)
-            views = layout.views(block.of(flat))
+            weights, first = block.matrix(flat)
             for (out, inputs), place in zip(block.sizes, block.layers, strict=True):
-                weight, bias = network.layers[place]
+                weight, bias = columns[place]
                 last = place == len(units) - 1
                 if not last:
                     target = _piece(taken.tensors[place], start * units[place] * batch, (count, out, batch))
@@ -197,9 +226,9 @@ class _Pass(torch.autograd.Function):
                     target = outputs[block.rows]
                 else:
                     target = outputs.new_empty(count, out, batch)
-                torch.bmm(views[weight][:, :out, :inputs], values, out=target)
+                torch.bmm(weight.of(weights, first, (count, out, inputs)), values, out=target)
                 if bias is not None:
-                    target.add_(views[bias][:, :out].unsqueeze(2))
+                    target.add_(bias.of(weights, first, (count, out)).unsqueeze(2))
                 values = target if last else target.relu_()
             if not isinstance(block.rows, slice):
                 outputs.index_copy_(0, block.rows, values)
@@ -218,18 +247,18 @@ class _Pass(torch.autograd.Function):
             grad.zero_()
         units = [layout.shapes[weight][0] for weight, _ in network.layers]
         scratch = _Scratch(flat, ctx.blocks, batch)
-        start = 0
+        start, columns = 0, _columns(network, layout)
         for block in ctx.blocks:
             count, neighbours = block.count, isinstance(block.rows, slice)
-            own_grad = grad[block.rows] if neighbours else flat.new_zeros(count, flat.shape[1])
-            views, into = layout.views(block.of(flat)), layout.views(own_grad)
+            weights, first = block.matrix(flat)
+            into = grad if neighbours else flat.new_zeros(count, flat.shape[1])
             change, inner = block.of(grad_outputs).transpose(1, 2), block.of(x).transpose(1, 2)
             for i in reversed(range(len(block.layers))):
                 place, (out, inputs) = block.layers[i], block.sizes[i]
-                weight, bias = network.layers[place]
+                weight, bias = columns[place]
                 if bias is not None:
-                    torch.sum(change, 2, out=into[bias][:, :out])
-                target = into[weight][:, :out, :inputs]
+                    torch.sum(change, 2, out=bias.of(into, first, (count, out)))
+                target = weight.of(into, first, (count, out, inputs))
                 if i == 0:  # the transposed product is the faster one for few inputs
                     product = torch.bmm(inner, change.transpose(1, 2), out=scratch.product((count, inputs, out)))
                     target.copy_(product.transpose(1, 2))
@@ -237,7 +266,7 @@ class _Pass(torch.autograd.Function):
                 below_place = block.layers[i - 1]
                 values = _piece(hidden[below_place], start * units[below_place] * batch, (count, inputs, batch))
                 target.copy_(torch.bmm(change, values.transpose(1, 2), out=scratch.product((count, out, inputs))))
-                lower = views[weight][:, :out, :inputs].transpose(1, 2)
+                lower = weight.of(weights, first, (count, out, inputs)).transpose(1, 2)
                 below = scratch.gradient(i, (count, inputs, batch))
                 if out == 1:
                     torch.mul(lower, change, out=below)
@@ -245,7 +274,7 @@ class _Pass(torch.autograd.Function):
                     torch.bmm(lower, change, out=below)
                 change = torch.ops.aten.threshold_backward.grad_input(below, values, 0, grad_input=below)
             if not neighbours:
-                grad.index_copy_(0, block.rows, own_grad)
+                grad.index_copy_(0, block.rows, into)
             start += count
         return grad, None, None, None, None
 

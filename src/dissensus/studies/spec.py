@@ -120,6 +120,8 @@ class Search:
     """Bayesian optimisation of hyperparameters before the training, for every seed separately."""
 
     trials: Count = 20
+    drawn: Count = 10
+    """Trials that are drawn at random before the sampler learns; they are trained together."""
     space: dict[str, Values] = field(default_factory=dict)
     """Names to lists of values: ``lr``, ``batch_size``, ``weight_decay``, ``members``, ``width``, ``depth``."""
     validation: Share = 0.2

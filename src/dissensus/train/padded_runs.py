@@ -5,11 +5,12 @@ not have are zero, and the objective gives them no weight.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from dissensus.ensemble import fresh_members
@@ -47,20 +48,29 @@ class HeldColumns:
 
     start: int
     stop: int
-    rows: Tensor
-    """Those rows, bool ``[G, 1]``."""
+    rows: Bool[Tensor, " G"]
+    """Those rows."""
     values: Tensor | None
     """What the columns hold in those rows ``[G, n]``; None where no weights decay, so that nothing moves them."""
 
+    blocks: tuple[slice, ...] = field(init=False)
+    """Those rows as neighbours, which most are: runs of one shape lie together."""
+
+    def __post_init__(self) -> None:
+        edges = torch.nn.functional.pad(self.rows.long(), (1, 1)).diff().cpu()
+        starts, stops = ((edges == step).nonzero().flatten().tolist() for step in (1, -1))
+        object.__setattr__(self, "blocks", tuple(map(slice, starts, stops)))
+
     def still(self, grad: Tensor) -> None:
         """Set the gradient of these columns to zero, in place."""
-        grad[:, self.start : self.stop].masked_fill_(self.rows, 0)
+        for block in self.blocks:
+            grad[block, self.start : self.stop].zero_()
 
     def restore(self, flat: Tensor) -> None:
         """Undo weight decay, in place."""
         if self.values is not None:
-            columns = flat[:, self.start : self.stop]
-            columns.copy_(torch.where(self.rows, self.values, columns))
+            for block in self.blocks:
+                flat[block, self.start : self.stop].copy_(self.values[block])
 
     def select(self, rows: Tensor) -> "HeldColumns":
         """Some of the rows."""
@@ -111,7 +121,7 @@ class PaddedRuns:
             for held in self.held:
                 if name in held.names:
                     own = held.values(flat[:, start:stop].unflatten(1, shape)).flatten(1) if decays else None
-                    result.append(HeldColumns(start, stop, held.rows.unsqueeze(1).to(flat.device), own))
+                    result.append(HeldColumns(start, stop, held.rows.to(flat.device), own))
         return result
 
     def weights(self, like: Tensor) -> Tensor | None:

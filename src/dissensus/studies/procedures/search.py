@@ -25,7 +25,7 @@ FORMATS = Formats(newest=1, oldest=0)
 """Of files of trials."""
 
 BATCH = 5
-"""Trials of one batch: a seed's sampler learns from a batch when all of it is done."""
+"""Trials of one batch that the sampler proposes: it learns from a batch when all of it is done."""
 BETA = 0.0
 """Value of β in a search: members trained independently, which is the collusion paper's baseline."""
 
@@ -110,11 +110,14 @@ def _next_points(settings: Search, seed: int, trials: list[Trial]) -> list[dict[
     space: dict[str, Any] = {
         name: optuna.distributions.CategoricalDistribution(values) for name, values in settings.space.items()
     }
-    sampler = optuna.samplers.TPESampler(seed=derived_seed(seed, Use.SEARCH, len(trials)) % 2**32, constant_liar=True)
+    sampler = optuna.samplers.TPESampler(
+        seed=derived_seed(seed, Use.SEARCH, len(trials)) % 2**32, n_startup_trials=settings.drawn, constant_liar=True
+    )
     study = optuna.create_study(sampler=sampler)
     for trial in trials:
         study.add_trial(optuna.create_trial(params=trial["params"], distributions=space, value=trial["value"]))
-    return [study.ask(space).params for _ in range(min(BATCH, settings.trials - len(trials)))]
+    batch = max(BATCH, settings.drawn - len(trials))
+    return [study.ask(space).params for _ in range(min(batch, settings.trials - len(trials)))]
 
 
 def _train(
