@@ -603,7 +603,9 @@ def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
         for apart, together in zip(trials_of(folder, seed), trials_of(quick(), seed), strict=True):
             assert apart["params"] == together["params"]
             assert apart["value"] == pytest.approx(together["value"], rel=1e-4)
-    parallel = json.loads((folder / "report.json").read_text())["rows"]
+    report = json.loads((folder / "report.json").read_text())
+    assert report["made"]["hardware"].endswith("cores, 2 processes")
+    parallel = report["rows"]
     for shared, single in zip(parallel, expected, strict=True):
         assert shared["measures"] == pytest.approx(single["measures"], rel=1e-4)
 

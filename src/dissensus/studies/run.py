@@ -467,7 +467,8 @@ def _provenance(context: StudyContext, rows: Sequence[Row], seconds: float, jobs
     elif on_gpu:
         hardware, peak_mib = torch.cuda.get_device_name(device), torch.cuda.max_memory_allocated(device) / 2**20
     else:
-        hardware, peak_mib = f"{platform.machine()}, {os.cpu_count()} cores", _peak_mib()
+        processes = f", {jobs} processes" if jobs > 1 else ""
+        hardware, peak_mib = f"{platform.machine()}, {os.cpu_count()} cores{processes}", _peak_mib()
     return Provenance(
         version=dissensus.__version__,
         python=platform.python_version(),
