@@ -22,8 +22,9 @@ Detection: five ResNet-20 score noise of CIFAR-10's shape, half of it "inside". 
 ``compute_all_metrics`` are called batch by batch as its evaluator does, which itself needs a GPU. Ours computes the
 same score and metrics, and then all twelve scores with intervals.
 
-The peers are in an environment of their own: torchensemble, tabm, torch-uncertainty and OpenOOD (from its repository)
-installed without their dependencies, which would bring another PyTorch, and then what an import of each asks for.
+The peers are in an environment of their own, installed without their dependencies, which would bring another PyTorch:
+torchensemble, tabm, rtdl_num_embeddings, torch-uncertainty, einops, and OpenOOD from its repository with tqdm, pyyaml and
+scikit-learn. Of torch-uncertainty and OpenOOD only the files that are timed are imported.
 
 Usage: python benchmarks/peers.py [--json FILE] [--device cuda] [--only NAME] [--rounds 3] [--epochs 20]
 """
@@ -38,14 +39,16 @@ import json
 import math
 import os
 import platform
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -174,13 +177,20 @@ def functions_by_hand(case: Case, device: torch.device) -> Trained:
 
 
 def imported(module: str) -> Any:
-    """A module of a peer; None where the peer is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as reason:
-        if reason.name != module.partition(".")[0]:
-            raise  # the peer is there, and something that it needs is not
+    """A module of a peer; None where the peer is not installed.
+
+    The ``__init__`` files of its packages are not run: they import the whole peer, and what that needs.
+    """
+    names = module.split(".")
+    spec = PathFinder.find_spec(names[0])
+    if spec is None or not spec.submodule_search_locations:
         return None
+    for depth in range(1, len(names)):
+        folder = Path(spec.submodule_search_locations[0], *names[1:depth])
+        package = ModuleType(".".join(names[:depth]))
+        package.__path__ = [str(folder)]
+        sys.modules.setdefault(package.__name__, package)
+    return importlib.import_module(module)
 
 
 class EndToEnd(nn.Module):
@@ -198,7 +208,7 @@ class EndToEnd(nn.Module):
 def deep_ensembles(case: Case, device: torch.device) -> Trained:
     """torch-uncertainty's deep ensembles, and the step of its routines (``RepeatTarget``)."""
     modules = modules_of(case, device)
-    package = imported("torch_uncertainty.methods")
+    package = imported("torch_uncertainty.methods.deep_ensembles")
     task = {"task": "classification"} if case.classifies else {"task": "regression", "probabilistic": False}
     network = EndToEnd(modules) if package is None else package.deep_ensembles(modules, **task)
     optimiser = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=0.0)
@@ -233,7 +243,7 @@ class PackedLinear(nn.Module):
 
 def packed_layer(inputs: int, outputs: int, members: int, *, first: bool) -> nn.Module:
     """A layer of all members."""
-    package = imported("torch_uncertainty.layers")
+    package = imported("torch_uncertainty.layers.packed")
     if package is None:
         return PackedLinear(inputs, outputs, members, first=first)
     return package.PackedLinear(inputs, outputs, alpha=members, num_estimators=members, first=first)
@@ -474,8 +484,8 @@ _OF_TABLES = ("Packed-Ensembles", "TabM")
 
 def detected_by_openood(modules: list[nn.Module], batches: list[Tensor], labels: Tensor) -> Callable[[], float]:
     """A call that scores batches and rates the score as OpenOOD does, and returns the AUROC."""
-    postprocessors: Any = importlib.import_module("openood.postprocessors")
-    metrics: Any = importlib.import_module("openood.evaluators.metrics")
+    postprocessors = imported("openood.postprocessors.ensemble_postprocessor")
+    metrics = imported("openood.evaluators.metrics")
     with tempfile.TemporaryDirectory() as folder:
         for number, module in enumerate(modules):
             (Path(folder) / f"{number}").mkdir()
@@ -522,7 +532,7 @@ def detection_row(device: torch.device, rounds: int, members: int = 5, batch: in
     inside = 500
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2 * inside, 3, 32, 32, generator=generator)
-    x[inside:] *= 1.5
+    x[inside:] *= 0.9
     labels = torch.cat([torch.randint(10, (inside,), generator=generator), torch.full((inside,), -1)])
     ensemble = ds.Ensemble(ds.nets.resnet20, members).to(device).eval()
     modules = [ensemble.member(m) for m in range(members)]
