@@ -2,7 +2,8 @@
 
 Each way of training is the library itself, as its README says (its version is told), or its step written down from its
 source ("reproduced"), where it is not installed. All ways have the same networks, batches of the same size and the same
-optimiser; they take turns, in one process.
+optimiser; they take turns, in one process. Times are those of whole trainings, with all that happens before the first
+step, over the number of steps.
 
 - dissensus: `fit` with its defaults.
 - loop by hand: modules and optimisers in a Python loop.
@@ -23,10 +24,10 @@ Detection: five ResNet-20 score noise of CIFAR-10's shape, half of it "inside". 
 same score and metrics, and then all twelve scores with intervals.
 
 The peers are in an environment of their own, installed without their dependencies, which would bring another PyTorch:
-torchensemble, tabm, rtdl_num_embeddings, torch-uncertainty, einops, and OpenOOD from its repository with tqdm, pyyaml and
-scikit-learn. Of torch-uncertainty and OpenOOD only the files that are timed are imported.
+torchensemble, tabm, rtdl_num_embeddings, torch-uncertainty, einops, and OpenOOD from its repository with tqdm, pyyaml
+and scikit-learn. Of torch-uncertainty and OpenOOD only the files that are timed are imported.
 
-Usage: python benchmarks/peers.py [--json FILE] [--device cuda] [--only NAME] [--rounds 3] [--epochs 20]
+Usage: python benchmarks/peers.py [--json FILE] [--device cuda] [--only NAME] [--rounds 3] [--epochs 50]
 """
 
 import argparse
@@ -397,7 +398,7 @@ def abalone(device: torch.device) -> Case:
 
 def images(name: str, build: Callable[[], nn.Module], members: int, batch: int, *, device: torch.device) -> Case:
     """Noise of CIFAR-10's shape."""
-    count = batch * (40 if device.type == "cuda" else 4)
+    count = batch * 40
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(count, 3, 32, 32, generator=generator).to(device)
     return Case(name, build, members, batch, x, torch.randint(10, (count,), generator=generator).to(device))
@@ -568,7 +569,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=20, help="of trainings whose error is told")
+    parser.add_argument("--epochs", type=int, default=50, help="of trainings whose error is told")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     device = torch.device(options.device)

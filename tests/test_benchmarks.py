@@ -81,7 +81,7 @@ def test_third_party_networks_are_timed_compared_and_told_why_not(monkeypatch):
     cells = models.cells(row)
     assert models.refusals([row]) == (
         "Why a backend has no number:\n\n"
-        "- `batched`: the forward pass uses a constant that is no parameter or buffer (weight norm)"
+        "- `batched`: the forward pass reads a tensor outside of the layers that it knows (weight norm)"
     )
     assert models.refusals([{**row, "refused": {}}]) == ""
     assert [cell == "–" for cell in cells[3:6]] == [False, False, True]

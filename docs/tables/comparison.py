@@ -14,14 +14,18 @@ def training(name: str) -> str:
         return "" if name.endswith("_gpu") else no_result("python benchmarks/peers.py")
     result = benchmark(name)
     rows = [cells(row, way, told) for row in result["rows"] for way, told in row["ways"].items()]
-    return f"{table(('members', 'package', 'what ran', 'ms a step', 'error'), rows)}\n\n{benchmark_note(result)}\n"
+    header = ("members", "package", "what ran", "epochs", "seconds", "ms a step", "error")
+    return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
 
 
 def cells(row: Result, way: str, told: Result) -> list[str]:
     """A row of the table; a way that was refused has its reason instead of numbers."""
     error = "–" if told.get("rmse") is None else f"{told['rmse']:.3f}"
-    numbers = [told["refused"], ""] if "refused" in told else [f"{told['ms_per_step']:.2f}", error]
-    return [f"{row['members']} × {row['case']}", way, told["how"], *numbers]
+    members = f"{row['members']} × {row['case']}"
+    if "refused" in told:
+        return [members, way, told["how"], told["refused"], "", "", ""]
+    times = [f"{told['seconds']:.2f}", f"{told['ms_per_step']:.2f}"]
+    return [members, way, told["how"], f"{row['epochs']}", *times, error]
 
 
 def detection() -> str:
@@ -31,13 +35,27 @@ def detection() -> str:
     row = benchmark("peers")["detection"]
     rows = []
     for way, told in row["ways"].items():
-        numbers = [told["refused"], ""] if "refused" in told else [f"{told['seconds']:.2f}", f"{told['auroc']:.4f}"]
+        numbers = [told["refused"], ""] if "refused" in told else [f"{told['seconds']:.2f}", f"{told['auroc']:.3f}"]
         rows.append([way, told["how"], *numbers])
     return table(("package", "what ran", "seconds", "AUROC"), rows) + "\n"
 
 
 def values() -> dict[str, str]:
     """Times of others and of ours, as ``NAME-theirs`` and ``NAME-ours``."""
+    return {
+        f"{name}-{whose}": f"{_number(value)} {unit}"
+        for name, (theirs, ours, unit) in times().items()
+        for whose, value in (("theirs", theirs), ("ours", ours))
+    }
+
+
+def pairs() -> dict[str, str]:
+    """Both times together, such as ``54 → 1.5 s``."""
+    return {name: f"{_number(theirs)} → {_number(ours)} {unit}" for name, (theirs, ours, unit) in times().items()}
+
+
+def times() -> dict[str, tuple[float, float, str]]:
+    """Times of others, of ours, and their unit."""
     (step,) = [
         row["ways"]
         for row in benchmark("gpu")["rows"]
@@ -46,30 +64,25 @@ def values() -> dict[str, str]:
     (vehicle,) = [row["results"] for row in benchmark("tabular")["rows"] if row["table"] == "vehicle"]
     (search,) = [row["results"] for row in benchmark("estimators")["rows"] if row["table"] == "breast cancer"]
     pgd, apgd = (_attack(name) for name in ("PGD, 10 steps", "APGD, 50 steps"))
-    times = {
+    return {
         "loop": (step["by hand"]["ms"], step["auto"]["ms"], "ms"),
         "tabm": (vehicle["TabM"]["seconds"]["mean"], vehicle["ensemble"]["seconds"]["mean"], "s"),
         "search": (search["bagged MLPs"]["seconds"], search["EnsembleSearchCV"]["seconds"], "s"),
         "pgd": (pgd["foolbox"], pgd["ours"], "ms"),
         "apgd": (apgd["pyautoattack"], apgd["ours"], "ms"),
-        **_steps_of_perceptrons(),
-    }
-    return {
-        f"{name}-{whose}": _time(value, unit)
-        for name, (theirs, ours, unit) in times.items()
-        for whose, value in (("theirs", theirs), ("ours", ours))
+        **_trainings_and_detection(),
     }
 
 
-def _steps_of_perceptrons() -> dict[str, tuple[float, float, str]]:
-    """Steps of five MLPs on abalone."""
+def _trainings_and_detection() -> dict[str, tuple[float, float, str]]:
+    """Whole trainings of five MLPs on abalone, and detection by five ResNet-20."""
     peers = benchmark("peers")
     (ways,) = [row["ways"] for row in peers["rows"] if row["case"].startswith("abalone")]
     detected = peers["detection"]["ways"]
-    ours = ways["dissensus"]["ms_per_step"]
+    ours = ways["dissensus"]["seconds"]
     others = {"uncertainty": "torch-uncertainty, deep ensembles", "voting": "Ensemble-PyTorch", "k-heads": "TabM"}
     return {
-        **{name: (ways[way]["ms_per_step"], ours, "ms") for name, way in others.items()},
+        **{name: (ways[way]["seconds"], ours, "s") for name, way in others.items()},
         "openood": (detected["OpenOOD"]["seconds"], detected["dissensus, the same score"]["seconds"], "s"),
     }
 
@@ -79,9 +92,9 @@ def _attack(name: str) -> dict[str, Any]:
     return row["milliseconds"]
 
 
-def _time(value: float, unit: str) -> str:
-    """A time, as ``54 s`` or ``1.5 s``."""
-    return f"{value:.0f} {unit}" if value >= 20 else f"{value:.1f} {unit}"
+def _number(value: float) -> str:
+    """A time, as ``54`` or ``1.5``."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 TABLES = {

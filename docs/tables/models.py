@@ -70,7 +70,8 @@ def several_runs(result: Mapping[str, Any]) -> str:
     sources = {row["source"] for row in result["rows"] if "source" in row}
     if len(sources) < 2:
         return ""
-    return f"Rows come from {in_words(len(sources))} runs, whose sources the stored result names. What follows is of the latest."
+    runs = in_words(len(sources))
+    return f"Rows come from {runs} runs; the stored result names their sources. The line below is of the latest."
 
 
 FIT_SENTENCE = (
@@ -104,7 +105,7 @@ REASONS = {
     "LSE is not correctly aligned": "PyTorch's fused attention does not run under `vmap`",
     r"layer \S+ \((LSTM|GRU)\)": "it does not know recurrent layers",
     r"layer \S+ \((\w+)\) has no batched form": r"it does not know `nn.\1`",
-    "it uses get_attr _tensor_constant": "the forward pass uses a constant that is no parameter or buffer",
+    "it uses get_attr ": "the forward pass reads a tensor outside of the layers that it knows",
     r"it uses call_\w+ (\w+)": r"it does not know the operation `\1`",
     "its forward pass takes several inputs": "it runs networks of one input",
     "its forward pass cannot be traced": "torch.fx cannot trace the forward pass",

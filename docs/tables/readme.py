@@ -10,7 +10,7 @@ from layout import benchmark
 RIVALS = ("boosting", "forest", "MLP")
 """What log losses on tables are compared with."""
 TIMED = ("uncertainty", "voting", "tabm", "search", "pgd", "apgd", "openood")
-"""Times of other packages that the page shows, by their names in `comparison.values`."""
+"""Times of other packages that the page shows, by their names in `comparison.times`."""
 
 
 def values() -> dict[str, str]:
@@ -32,7 +32,7 @@ def values() -> dict[str, str]:
         "pgd-adp": known["pgd-adp"],
         "adaptive-adp": known["adaptive-adp"],
         **_table_values(),
-        **{name: value for name, value in comparison.values().items() if name.partition("-")[0] in TIMED},
+        **{f"{name}-times": both for name, both in comparison.pairs().items() if name in TIMED},
     }
 
 
