@@ -86,6 +86,7 @@ def benefit() -> list[Any]:
     axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     axes.minorticks_off()
     axes.set_yticks(places, [row["table"] for row in tables])
+    axes.set_ylim(-0.6, len(tables) - 0.4)  # whole markers
     axes.set(xlabel="log loss / the ensemble's (right of the line: worse)", title="Better probabilities on tables")
     quality.legend(loc="outside lower center", ncols=4)
     return [price, quality]
