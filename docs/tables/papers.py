@@ -16,8 +16,9 @@ _NOWHERE = Path("/dev/null/no-runs")
 
 
 HOW_TO_READ = """\
-In bold is the verdict on the claim, computed from our numbers; after it, all statements of the study are counted. "Reduced" is
-with smaller networks, fewer seeds or other data than the paper's. [How verdicts are made](../studies.md#verdicts)."""
+In bold is the verdict on the claim, computed from our numbers; after it, all statements of the study are counted. A
+reduced setting has smaller networks, fewer seeds or other data than the paper's.
+[How verdicts are made](../studies.md#verdicts)."""
 
 
 def studies(paper: str) -> str:
