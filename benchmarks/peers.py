@@ -1,16 +1,17 @@
-"""A training step of M members beside other libraries at equal epochs, and the ensemble's error where data allows.
+"""A training step of M members beside other libraries at equal epochs, and detection beside OpenOOD.
 
-Each way is either the library itself, as its README says (its version is told), or its training step written down from
-its source ("reproduced"), where it cannot be installed. All ways have the same networks, batches of the same size and
-the same optimiser; they take turns, in one process.
+Each way of training is the library itself, as its README says (its version is told), or its step written down from its
+source ("reproduced"), where it is not installed. All ways have the same networks, batches of the same size and the same
+optimiser; they take turns, in one process. Times are those of whole trainings, with all that happens before the first
+step, over the number of steps.
 
 - dissensus: `fit` with its defaults.
 - loop by hand: modules and optimisers in a Python loop.
 - torch.func by hand: ``stack_module_state``, ``functional_call`` under ``vmap``, one optimiser over stacked weights.
 - torch-uncertainty, deep ensembles: ``deep_ensembles``; outputs of all members end to end, targets repeated, one
-  optimiser. Reproduced: its training loop is Lightning's, which is left out here, in its favour.
-- torch-uncertainty, Packed-Ensembles: linear layers as products of groups, α = M, γ = 1, so that members have the
-  width of the others'. Reproduced, without Lightning; for networks of linear layers.
+  optimiser. Its training loop is Lightning's, which is left out here, in its favour.
+- torch-uncertainty, Packed-Ensembles: ``PackedLinear``, products of groups, α = M, γ = 1, so that members have the
+  width of the others'; for networks of linear layers. Without Lightning as well.
 - Ensemble-PyTorch: ``VotingRegressor`` or ``VotingClassifier``, members one after the other in every epoch.
 - TabM: ``TabM.make(k=M)``, whose members share most weights: another method, for tables.
 
@@ -18,7 +19,15 @@ Cases: five MLPs on abalone (from DISSENSUS_DATA; without it on noise, and no er
 five ResNet-18 on noise of CIFAR-10's shape. On a GPU, steps of the library are captured and all ways are in bf16 with
 channels last for images; Ensemble-PyTorch has no mixed precision and runs in float32 with TF32.
 
-Usage: python benchmarks/peers.py [--json FILE] [--device cuda] [--only NAME] [--rounds 3] [--epochs 20]
+Detection: five ResNet-20 score noise of CIFAR-10's shape, half of it "inside". OpenOOD's ``EnsemblePostprocessor`` and
+``compute_all_metrics`` are called batch by batch as its evaluator does, which itself needs a GPU. Ours computes the
+same score and metrics, and then all twelve scores with intervals.
+
+The peers are in an environment of their own, installed without their dependencies, which would bring another PyTorch:
+torchensemble, tabm, rtdl_num_embeddings, torch-uncertainty, einops, and OpenOOD from its repository with tqdm, pyyaml
+and scikit-learn. Of torch-uncertainty and OpenOOD only the files that are timed are imported.
+
+Usage: python benchmarks/peers.py [--json FILE] [--device cuda] [--only NAME] [--rounds 3] [--epochs 50]
 """
 
 import argparse
@@ -31,12 +40,16 @@ import json
 import math
 import os
 import platform
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from statistics import median
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -164,38 +177,77 @@ def functions_by_hand(case: Case, device: torch.device) -> Trained:
     return epoch, predict
 
 
+def imported(module: str) -> Any:
+    """A module of a peer; None where the peer is not installed.
+
+    The ``__init__`` files of its packages are not run: they import the whole peer, and what that needs.
+    """
+    names = module.split(".")
+    spec = PathFinder.find_spec(names[0])
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    for depth in range(1, len(names)):
+        folder = Path(spec.submodule_search_locations[0], *names[1:depth])
+        package = ModuleType(".".join(names[:depth]))
+        package.__path__ = [str(folder)]
+        sys.modules.setdefault(package.__name__, package)
+    return importlib.import_module(module)
+
+
+class EndToEnd(nn.Module):
+    """torch-uncertainty's `_DeepEnsembles`, where it is not installed."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        super().__init__()
+        self.core_models = nn.ModuleList(modules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of all members end to end."""
+        return torch.cat([module(x) for module in self.core_models], dim=0)
+
+
 def deep_ensembles(case: Case, device: torch.device) -> Trained:
-    """torch-uncertainty's `_DeepEnsembles.forward` and the step of its routines (``RepeatTarget``)."""
-    modules = nn.ModuleList(modules_of(case, device))
-    optimiser = torch.optim.AdamW(modules.parameters(), lr=LR, weight_decay=0.0)
+    """torch-uncertainty's deep ensembles, and the step of its routines (``RepeatTarget``)."""
+    modules = modules_of(case, device)
+    package = imported("torch_uncertainty.methods.deep_ensembles")
+    task = {"task": "classification"} if case.classifies else {"task": "regression", "probabilistic": False}
+    network = EndToEnd(modules) if package is None else package.deep_ensembles(modules, **task)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=0.0)
 
     def epoch() -> None:
         for x, y in batches_of(case, device):
             optimiser.zero_grad(set_to_none=True)
             with precision(device):
-                outputs = torch.cat([module(x) for module in modules], dim=0)
+                outputs = network(x)
             # The mean over all members' outputs: Adam is nearly indifferent to the factor 1/M.
             case.loss(outputs, y.repeat(case.members, *[1] * (y.ndim - 1))).backward()
             optimiser.step()
 
-    return epoch, mean_of(list(modules))
+    return epoch, mean_of(modules)
 
 
 class PackedLinear(nn.Module):
-    """torch-uncertainty's layer of that name with ``implementation="einsum"``, α = M and γ = 1, biases included."""
+    """torch-uncertainty's layer of that name with its defaults, where it is not installed: products of groups."""
 
     def __init__(self, inputs: int, outputs: int, members: int, *, first: bool) -> None:
         super().__init__()
-        bound = 1 / math.sqrt(inputs)
-        self.weight = nn.Parameter(torch.empty(members, outputs, inputs).uniform_(-bound, bound))
+        bound, groups = 1 / math.sqrt(inputs), 1 if first else members
+        self.weight = nn.Parameter(torch.empty(groups, outputs * members // groups, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members * outputs).uniform_(-bound, bound))
-        self.first = first
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[B, M·out]``."""
-        members, outputs, inputs = self.weight.shape
-        x = x.unsqueeze(1).expand(-1, members, -1) if self.first else x.unflatten(1, (members, inputs))
-        return torch.einsum("bmi,moi->bmo", x, self.weight).reshape(len(x), members * outputs) + self.bias
+        """Outputs ``[B, M·out]``; the first layer sees the same inputs for all members."""
+        groups, _, inputs = self.weight.shape
+        products = torch.einsum("bgi,goi->bgo", x.unflatten(1, (groups, inputs)), self.weight)
+        return products.flatten(1) + self.bias
+
+
+def packed_layer(inputs: int, outputs: int, members: int, *, first: bool) -> nn.Module:
+    """A layer of all members."""
+    package = imported("torch_uncertainty.layers.packed")
+    if package is None:
+        return PackedLinear(inputs, outputs, members, first=first)
+    return package.PackedLinear(inputs, outputs, alpha=members, num_estimators=members, first=first)
 
 
 def packed(case: Case, device: torch.device) -> Trained:
@@ -203,7 +255,7 @@ def packed(case: Case, device: torch.device) -> Trained:
     layers = [layer for layer in case.build().modules() if isinstance(layer, nn.Linear)]
     parts: list[nn.Module] = []
     for place, layer in enumerate(layers):
-        parts += [PackedLinear(layer.in_features, layer.out_features, case.members, first=place == 0), nn.ReLU()]
+        parts += [packed_layer(layer.in_features, layer.out_features, case.members, first=place == 0), nn.ReLU()]
     network = nn.Sequential(*parts[:-1]).to(device)
     optimiser = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=0.0)
 
@@ -225,10 +277,7 @@ def packed(case: Case, device: torch.device) -> Trained:
 def torchensemble(case: Case, device: torch.device) -> Trained:
     """Ensemble-PyTorch as in its README; without the package its step, of which a member takes an epoch at a time."""
     loader = DataLoader(TensorDataset(case.x.cpu(), case.y.cpu()), batch_size=case.batch, shuffle=True)
-    try:
-        package: Any = importlib.import_module("torchensemble")
-    except ImportError:
-        package = None
+    package = imported("torchensemble")
     if package is not None:
 
         class Member(nn.Module):
@@ -312,12 +361,12 @@ def ours(case: Case, device: torch.device) -> Trained:
 
 
 WAYS: dict[str, tuple[Callable[[Case, torch.device], Trained], str, str]] = {
-    # the way, the package that it runs, and what else it is
+    # the way, the package that it runs, and what it is without the package
     "dissensus": (ours, "", "this library"),
     "loop by hand": (loop_by_hand, "", "written by hand"),
     "torch.func by hand": (functions_by_hand, "", "written by hand"),
-    "torch-uncertainty, deep ensembles": (deep_ensembles, "", "reproduced"),
-    "torch-uncertainty, Packed-Ensembles": (packed, "", "reproduced"),
+    "torch-uncertainty, deep ensembles": (deep_ensembles, "torch-uncertainty", "reproduced"),
+    "torch-uncertainty, Packed-Ensembles": (packed, "torch-uncertainty", "reproduced"),
     "Ensemble-PyTorch": (torchensemble, "torchensemble", "reproduced"),
     "TabM": (tabm, "tabm", "left out"),
 }
@@ -349,7 +398,7 @@ def abalone(device: torch.device) -> Case:
 
 def images(name: str, build: Callable[[], nn.Module], members: int, batch: int, *, device: torch.device) -> Case:
     """Noise of CIFAR-10's shape."""
-    count = batch * (40 if device.type == "cuda" else 4)
+    count = batch * 40
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(count, 3, 32, 32, generator=generator).to(device)
     return Case(name, build, members, batch, x, torch.randint(10, (count,), generator=generator).to(device))
@@ -393,11 +442,15 @@ def trained(way: Callable[[Case, torch.device], Trained], case: Case, device: to
 
 def version(package: str) -> str | None:
     """The version of a package that is installed."""
-    names = {"torchensemble": "torchensemble", "tabm": "tabm"}
     try:
-        return importlib.metadata.version(names[package]) if package else None
+        return importlib.metadata.version(package) if package else None
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def first_line(reason: Exception) -> str:
+    """An error in a line."""
+    return (str(reason).splitlines() or [type(reason).__name__])[0]
 
 
 def row_of(case: Case, device: torch.device, rounds: int, epochs: int) -> dict[str, Any]:
@@ -415,7 +468,7 @@ def row_of(case: Case, device: torch.device, rounds: int, epochs: int) -> dict[s
             try:
                 seconds, error = trained(way, case, device, 1 if turn == 0 else epochs)
             except Exception as reason:  # foreign code may raise anything
-                told[name] = {"how": how, "refused": (str(reason).splitlines() or [type(reason).__name__])[0]}
+                told[name] = {"how": how, "refused": first_line(reason)}
                 print(f"    {name}: {told[name]}", flush=True)
                 continue
             if turn:  # the first shows whether it runs, and warms up
@@ -430,6 +483,85 @@ def row_of(case: Case, device: torch.device, rounds: int, epochs: int) -> dict[s
 _OF_TABLES = ("Packed-Ensembles", "TabM")
 
 
+def detected_by_openood(modules: list[nn.Module], batches: list[Tensor], labels: Tensor) -> Callable[[], float]:
+    """A call that scores batches and rates the score as OpenOOD does, and returns the AUROC."""
+    postprocessors = imported("openood.postprocessors.ensemble_postprocessor")
+    metrics = imported("openood.evaluators.metrics")
+    with tempfile.TemporaryDirectory() as folder:
+        for number, module in enumerate(modules):
+            (Path(folder) / f"{number}").mkdir()
+            torch.save(module.state_dict(), Path(folder) / f"{number}" / "best.ckpt")
+        arguments = {"network_name": "network", "checkpoint_root": folder, "num_networks": len(modules)}
+        arguments["checkpoints"] = [f"{number}" for number in range(len(modules))]
+        postprocessor = SimpleNamespace(postprocessor_args=SimpleNamespace(**arguments))
+        config = SimpleNamespace(postprocessor=postprocessor, network=SimpleNamespace(name="network"))
+        detector = postprocessors.EnsemblePostprocessor(config)
+        detector.setup(modules[0], {}, {})
+
+    def run() -> float:
+        with torch.no_grad():
+            results = [detector.postprocess(modules[0], batch) for batch in batches]
+        predicted, confidence = (torch.cat(parts).cpu().numpy() for parts in zip(*results, strict=True))
+        return float(metrics.compute_all_metrics(confidence, labels.numpy(), predicted)[1])
+
+    return run
+
+
+def detected_by_us(ensemble: ds.Ensemble, x: Tensor, batch: int, inside: int) -> Callable[[], float]:
+    """The same score and metrics, the latter without intervals as OpenOOD's."""
+
+    def run() -> float:
+        outputs = ensemble.predict(x, batch_size=batch)
+        score = 1 - ds.pooling.mean_score(outputs).exp().amax(-1)
+        return ds.metrics.ood(score[:inside], score[inside:], repeats=0).auroc.value
+
+    return run
+
+
+def detected_by_all_scores(ensemble: ds.Ensemble, x: Tensor, batch: int, inside: int) -> Callable[[], float]:
+    """All scores, with intervals; the AUROC of the one that is nearest to OpenOOD's."""
+
+    def run() -> float:
+        scores = ds.scores.table(ensemble.predict(x, batch_size=batch))
+        return {name: ds.metrics.ood(s[:inside], s[inside:]) for name, s in scores.items()}["model_average"].auroc.value
+
+    return run
+
+
+def detection_row(device: torch.device, rounds: int, members: int = 5, batch: int = 200) -> dict[str, Any]:
+    """Seconds to score images and to rate the score, by ways that take turns, and the AUROC that each finds."""
+    inside = 500
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * inside, 3, 32, 32, generator=generator)
+    x[inside:] *= 0.9
+    labels = torch.cat([torch.randint(10, (inside,), generator=generator), torch.full((inside,), -1)])
+    ensemble = ds.Ensemble(ds.nets.resnet20, members).to(device).eval()
+    modules = [ensemble.member(m) for m in range(members)]
+    x = x.to(device)
+    runs: dict[str, Callable[[], float]] = {
+        "dissensus, the same score": detected_by_us(ensemble, x, batch, inside),
+        "dissensus, twelve scores with intervals": detected_by_all_scores(ensemble, x, batch, inside),
+    }
+    told: dict[str, dict[str, Any]] = {}
+    try:
+        runs = {"OpenOOD": detected_by_openood(modules, list(x.split(batch)), labels), **runs}
+    except Exception as reason:  # foreign code may raise anything
+        told["OpenOOD"] = {"how": version("openood") or "not installed", "refused": first_line(reason)}
+    taken: dict[str, list[float]] = {}
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            start = synchronised(device)
+            found = run()
+            seconds = synchronised(device) - start
+            if turn:  # the first warms up
+                taken.setdefault(name, []).append(seconds)
+            how = f"openood {version('openood')}" if name == "OpenOOD" else "this library"
+            told[name] = {"how": how, "seconds": median(taken.get(name, [seconds])), "auroc": found}
+    for name, numbers in told.items():
+        print(f"    {name:38s} {numbers}", flush=True)
+    return {"case": "ResNet-20, 32×32", "members": members, "examples": len(x), "batch": batch, "ways": told}
+
+
 def main() -> None:
     """Measure all cases, and write as it goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -437,7 +569,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=20, help="of trainings whose error is told")
+    parser.add_argument("--epochs", type=int, default=50, help="of trainings whose error is told")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     device = torch.device(options.device)
@@ -460,6 +592,11 @@ def main() -> None:
         rows.append(row_of(case, device, options.rounds, options.epochs))
         if options.json:
             options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+    if options.only in "detection":
+        print("detection", flush=True)
+        content = {"made": made, "rows": rows, "detection": detection_row(device, options.rounds)}
+        if options.json:
+            options.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

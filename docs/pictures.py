@@ -58,7 +58,7 @@ def benchmark(name: str) -> Any:
 def benefit() -> list[Any]:
     """What a training step costs over members, and log losses on tables as multiples of the ensemble's."""
     rows = [row for row in benchmark("gpu")["rows"] if (row["case"], row["batch"]) == ("ResNet-20", 64)]
-    price = style.blank_figure(4.6, 3.5)
+    price = style.blank_figure(4.6, 2.5)
     axes = price.subplots()
     ways = (("by hand", "a loop over modules", "#8b8f98", "s"), ("auto", "dissensus", style.COLOURS[0], "o"))
     for way, name, colour, marker in ways:
@@ -72,7 +72,7 @@ def benefit() -> list[Any]:
     axes.legend(frameon=False)
 
     tables = [row for row in benchmark("tabular")["rows"] if row["task"] == "classification"]
-    quality = style.blank_figure(5.6, 3.5)
+    quality = style.blank_figure(5.6, 2.5)
     axes = quality.subplots()
     others = (("boosting", "^", 1), ("forest", "s", 3), ("MLP", "D", 2))
     ratio = lambda row, name: row["results"][name]["nll"]["mean"] / row["results"]["ensemble"]["nll"]["mean"]  # noqa: E731
@@ -86,6 +86,7 @@ def benefit() -> list[Any]:
     axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     axes.minorticks_off()
     axes.set_yticks(places, [row["table"] for row in tables])
+    axes.set_ylim(-0.6, len(tables) - 0.4)  # whole markers
     axes.set(xlabel="log loss / the ensemble's (right of the line: worse)", title="Better probabilities on tables")
     quality.legend(loc="outside lower center", ncols=4)
     return [price, quality]

@@ -82,6 +82,12 @@ def test_the_page_explains_the_words_of_its_verdict(tmp_path):
         assert text.count("</p>", position, text.index(explanation)) <= 1, term
 
 
+def test_the_page_says_what_the_reference_is(tmp_path):
+    logits, labels = logits_and_labels()
+    text = ds.audit(logits, labels, reference=logits, **CLASSES).page(tmp_path / "a.html").read_text()
+    assert text.count("The reference is an ensemble of the same build whose members were trained alone.") == 1
+
+
 def test_a_page_that_cannot_be_written_is_refused(tmp_path, unchecked):
     audit = ds.audit(*logits_and_labels(), **CLASSES)
     with pytest.raises(OSError, match="`path` must name a file; got the folder"):

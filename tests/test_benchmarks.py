@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -78,17 +79,41 @@ def test_third_party_networks_are_timed_compared_and_told_why_not(monkeypatch):
     assert row["refused"].keys() == {"batched"}
     assert max(row["differences"].values()) < 1e-5
     cells = models.cells(row)
-    assert cells[-1].startswith("batched: ")
+    assert models.refusals([row]) == (
+        "Why a backend has no number:\n\n"
+        "- `batched`: the forward pass reads a tensor outside of the layers that it knows (weight norm)"
+    )
+    assert models.refusals([{**row, "refused": {}}]) == ""
     assert [cell == "–" for cell in cells[3:6]] == [False, False, True]
     assert "differs" in models.cells({**row, "differences": {**row["differences"], "vmap": 0.5}})[4]
     on_gpu = {**row, "fit": {"milliseconds": row["milliseconds"]["by hand"] / 2, "backend": "streams"}}
-    assert models.cells(on_gpu, models.GPU_WAYS, fitted=True)[-2].endswith(" (2.0×), streams")
+    assert models.cells(on_gpu, models.GPU_WAYS, fitted=True)[-1].endswith(" (2.0×), streams")
     absent = third_party.row(
         third_party.Case("absent", torch.nn.Identity, dict, None, ("no_such_package",)), 2, 1, on_cpu
     )
-    assert models.cells(absent)[-1] == "no_such_package: No module named 'no_such_package'"
+    assert models.not_measured([absent]) == (
+        "Not measured yet: absent (no_such_package: No module named 'no_such_package')."
+    )
     big = third_party.Case("big", torch.nn.Identity, dict, on_gpu_only=True)
     assert third_party.row(big, 2, 1, on_cpu) == {"case": "big", "missing": "needs a GPU"}
+
+
+def test_reasons_of_the_engine_are_written_for_readers(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "docs" / "tables")
+    models = importlib.import_module("models")
+    spoken = {
+        "Batching rule not implemented for aten::gru.input. We could not generate a fallback.": (
+            "PyTorch's `vmap` has no rule for recurrent layers"
+        ),
+        "layer layer (LSTM) has no batched form": "it does not know recurrent layers",
+        "layer bn1 (BatchNorm2d) has no batched form": "it does not know `nn.BatchNorm2d`",
+        "it uses call_method permute": "it does not know the operation `permute`",
+        "something new; with details. And more": "something new",
+    }
+    assert {text: models.reason(text) for text in spoken} == spoken
+    for name in ("third_party", "third_party_gpu"):
+        refused = [text for row in models.benchmark(name)["rows"] for text in row.get("refused", {}).values()]
+        assert not [text for text in refused if not any(re.match(pattern, text) for pattern in models.REASONS)]
 
 
 def loaded(monkeypatch, name, file):
@@ -126,7 +151,12 @@ def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypat
     assert [entry["reason"] for entry in stored["left_out"]] == ["no time was left"] * len(sharing.WAYS)
     text = table.of_machine(stored)
     assert "| BERT (plain torch) | heads | 4 |" in text
-    assert "- BERT (plain torch), M = 2: LoRA, heads, BatchEnsemble, full copies (no time was left)" in text
+    assert "\nNot measured: M = 2 (no time was left).\n" in text
+    one, memory = stored["left_out"][0], "OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has"
+    others = [{**one, "members": 4, "reason": memory}, {**one, "network": "GPT-2", "members": 4}]
+    assert table.left_out({**stored, "left_out": [one, *others]}) == (
+        "\nNot measured: M = 2; GPT-2 (no time was left); LoRA of BERT (plain torch), M = 4 (memory ran out).\n"
+    )
     assert "kernels" not in text  # a CPU has none
     assert table.cell({"kernels": 12, "one_kernels": 4}, "kernels") == "3.0"
 

@@ -141,6 +141,18 @@ def test_no_figure_stands_beside_a_gap(widths, expected):
     assert [name or "" for name in re.findall(r'<figure(?: class="(\w+)")?>', text)] == expected
 
 
+def test_badges_of_a_card_name_their_columns_where_there_are_several():
+    def labels(*badges):
+        header = ("study", *(f"setting {i}" for i in range(len(badges))))
+        text = html(Page("title", [PageTable(header, [["a", *badges]], "cards")]))
+        return re.findall(r'data-label="(setting \d)"', text)
+
+    plain, detailed = Badge("not run", ""), Badge("agrees", "good", "4 agree")
+    assert labels(plain) == []
+    assert labels(detailed) == ["setting 0"]
+    assert labels(plain, detailed) == labels(plain, plain) == ["setting 0", "setting 1"]
+
+
 def test_nouns_follow_their_number():
     assert [counted(i, "epoch") for i in (0, 1, 2)] == ["0 epochs", "1 epoch", "2 epochs"]
 

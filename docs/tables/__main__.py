@@ -14,6 +14,7 @@ from typing import Any
 
 import audit
 import cluster
+import comparison
 import detection
 import diversity
 import estimators
@@ -36,6 +37,7 @@ PAGES: dict[str, Any] = {
     "README.md": readme,
     "docs/audit.md": audit,
     "docs/cluster.md": cluster,
+    "docs/comparison.md": comparison,
     "docs/detection.md": detection,
     "docs/diversity.md": diversity,
     "docs/estimators.md": estimators,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from layout import BENCHMARKS, benchmark, benchmark_note, no_result, table
+from layout import BENCHMARKS, benchmark, benchmark_note, in_words, no_result, table
 
 WAYS = ("loop", "vmap", "batched")
 LARGEST_DIFFERENCE = 1e-3
@@ -29,31 +29,49 @@ def _names(name: str) -> set[str]:
 
 
 def times_of(name: str, ways: Sequence[str], without: Collection[str] = ()) -> str:
-    """A table of a result; networks that could not run here are left out if they are among ``without``."""
+    """A table of a result; networks that could not run here are named below it unless they are among ``without``."""
     if not (BENCHMARKS / f"{name}.json").exists():
         return no_result("python benchmarks/third_party.py")
     result = benchmark(name)
-    fitted = any("fit" in row for row in result["rows"])
+    measured = [row for row in result["rows"] if "missing" not in row]
+    fitted = any("fit" in row for row in measured)
     introduction = (
         "Milliseconds of a training step of all members (forward pass, backward pass, AdamW), and how many times\n"
         "faster than separate modules by hand. Outputs and gradients of every backend with a number agree with those\n"
         f"of the separate modules. {FIT_SENTENCE if fitted else ''}{load_sentence(result)}\n"
     )
-    rows = [cells(row, ways, fitted) for row in result["rows"] if not ("missing" in row and row["case"] in without)]
-    header = ("network", "members", "by hand", *ways, "auto", *(["`fit`"] if fitted else []), "why not")
-    return f"{introduction}\n{table(header, rows)}\n\n{several_runs(result)}{benchmark_note(result)}\n"
+    header = ("network", "members", "by hand", *ways, "auto", *(["`fit`"] if fitted else []))
+    rows = [cells(row, ways, fitted) for row in measured]
+    missing = [row for row in result["rows"] if "missing" in row and row["case"] not in without]
+    below = "\n\n".join(filter(None, (refusals(measured), not_measured(missing), several_runs(result))))
+    return f"{introduction}\n{table(header, rows)}\n\n{below}\n\n{benchmark_note(result)}\n"
+
+
+def refusals(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why some backends have no number, one line for each reason; empty where all have one."""
+    networks: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for way, text in row["refused"].items():
+            networks.setdefault(f"`{way}`: {reason(text)}", {})[row["case"].split(", ")[0]] = None
+    lines = [f"- {why} ({', '.join(names)})" for why, names in sorted(networks.items())]
+    return "Why a backend has no number:\n\n" + "\n".join(lines) if lines else ""
+
+
+def not_measured(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Networks without a row, by what they lacked."""
+    networks: dict[str, list[str]] = {}
+    for row in rows:
+        networks.setdefault(row["missing"].rstrip("."), []).append(row["case"])
+    return " ".join(f"Not measured yet: {', '.join(names)} ({why})." for why, names in networks.items())
 
 
 def several_runs(result: Mapping[str, Any]) -> str:
-    """Which sources rows are of, where they come from several runs."""
-    cases: dict[str, list[str]] = {}
-    for row in result["rows"]:
-        if "source" in row:
-            cases.setdefault(row["source"], []).append(row["case"])
-    if len(cases) < 2:
+    """A sentence where rows come from several runs, each of a source of its own."""
+    sources = {row["source"] for row in result["rows"] if "source" in row}
+    if len(sources) < 2:
         return ""
-    each = "; ".join(f"{source}: {', '.join(names)}" for source, names in cases.items())
-    return f"Rows come from several runs, of these sources: {each}. What follows is of the latest.\n\n"
+    runs = in_words(len(sources))
+    return f"Rows come from {runs} runs; the stored result names their sources. The line below is of the latest."
 
 
 FIT_SENTENCE = (
@@ -63,8 +81,6 @@ FIT_SENTENCE = (
 
 
 def cells(row: Mapping[str, Any], ways: Sequence[str] = WAYS, fitted: bool = False) -> list[str]:
-    if "missing" in row:
-        return [row["case"], *["–"] * (len(ways) + 3 + fitted), reason(row["missing"])]
     times, differences = row["milliseconds"], row["differences"]
     hand = times["by hand"]
 
@@ -78,16 +94,31 @@ def cells(row: Mapping[str, Any], ways: Sequence[str] = WAYS, fitted: bool = Fal
             return f"differs by {differences[way]:.0e}"
         return faster(times[way])
 
-    why = "; ".join(f"{way}: {reason(text)}" for way, text in row["refused"].items())
     auto = f"{cell('auto')}, {row['auto']}"
     fit = [f"{faster(row['fit']['milliseconds'])}, {row['fit']['backend']}"] if "fit" in row else ["–"] * fitted
-    return [row["case"], str(row["members"]), f"{hand:.1f}", *(cell(way) for way in ways), auto, *fit, why]
+    return [row["case"], str(row["members"]), f"{hand:.1f}", *(cell(way) for way in ways), auto, *fit]
+
+
+REASONS = {
+    r"Batching rule not implemented for aten::(lstm|gru)\b": "PyTorch's `vmap` has no rule for recurrent layers",
+    r"Batching rule not implemented for aten::div\.out": "PyTorch's `vmap` has no rule for a division in place",
+    "LSE is not correctly aligned": "PyTorch's fused attention does not run under `vmap`",
+    r"layer \S+ \((LSTM|GRU)\)": "it does not know recurrent layers",
+    r"layer \S+ \((\w+)\) has no batched form": r"it does not know `nn.\1`",
+    "it uses get_attr ": "the forward pass reads a tensor outside of the layers that it knows",
+    r"it uses call_\w+ (\w+)": r"it does not know the operation `\1`",
+    "its forward pass takes several inputs": "it runs networks of one input",
+    "its forward pass cannot be traced": "torch.fx cannot trace the forward pass",
+}
+"""What the engine says, as a pattern, and what a reader needs of it."""
 
 
 def reason(text: str) -> str:
-    """The first clause of a reason, as it stands in a cell."""
-    first = re.split(r"\. |; ", text)[0].rstrip(".").replace("|", "/")
-    return re.sub(r" \([^)]*\)$", "", first)
+    """Why a backend does not run a network, in a reader's words; the engine's own where none are known."""
+    for pattern, words in REASONS.items():
+        if found := re.match(pattern, text):
+            return found.expand(words)
+    return re.split(r"\. |; ", text)[0].rstrip(".")
 
 
 def load_sentence(result: Mapping[str, Any]) -> str:

@@ -39,7 +39,9 @@ def of_machine(result: Mapping[str, Any]) -> str:
     """The table of one machine. Rows stand in the order of networks, ways and numbers of members."""
     columns = {title: key for title, key in COLUMNS.items() if any(row.get(key) for row in result["rows"])}
     meanings = "; ".join(MEANINGS[title] for title in columns)
-    introduction = f"In multiples of one network: {meanings}.\n{load_sentence(result)}\n"
+    device = result["made"].get("device", "cpu")
+    place = "a CPU" if device == "cpu" else f"an {device}"
+    introduction = f"On {place}, in multiples of one network: {meanings}.\n{load_sentence(result)}\n"
     names = list(dict.fromkeys(row["network"] for row in result["rows"]))
     ways = list(dict.fromkeys(row["way"] for row in result["rows"]))
     ordered = sorted(result["rows"], key=lambda r: (names.index(r["network"]), ways.index(r["way"]), r["members"]))
@@ -52,13 +54,21 @@ def of_machine(result: Mapping[str, Any]) -> str:
 
 
 def left_out(result: Mapping[str, Any]) -> str:
-    """One line for each network, number of members and reason: the ways that were not measured."""
-    ways: dict[tuple[str, int, str], list[str]] = {}
-    for row in result.get("left_out", []):
-        reason = row["reason"].split(". ")[0].rstrip(".")
-        ways.setdefault((row["network"], row["members"], reason), []).append(row["way"])
-    lines = [f"- {name}, M = {m}: {', '.join(names)} ({why})" for (name, m, why), names in ways.items()]
-    return "\nNot measured:\n\n" + "\n".join(lines) + "\n" if lines else ""
+    """What was not measured, by the reason: numbers of members and networks that have no row, then single ways."""
+    rows, missing = result["rows"], result.get("left_out", [])
+    sizes, names = {row["members"] for row in rows}, {row["network"] for row in rows}
+    causes: dict[str, dict[str, None]] = {}
+    for row in missing:
+        if row["members"] not in sizes:
+            what = f"M = {row['members']}"
+        elif row["network"] not in names:
+            what = row["network"]
+        else:
+            what = f"{row['way']} of {row['network']}, M = {row['members']}"
+        cause = "memory ran out" if "out of memory" in row["reason"] else row["reason"].split(". ")[0].rstrip(".")
+        causes.setdefault(cause, {})[what] = None
+    parts = [f"{'; '.join(whats)} ({cause})" for cause, whats in causes.items()]
+    return f"\nNot measured: {'; '.join(parts)}.\n" if parts else ""
 
 
 def cell(row: Mapping[str, Any], key: str) -> str:

@@ -34,12 +34,6 @@ modules of which each is compiled by `torch.compile`; "auto, compiled" is `fit(c
 largest one of any weight or statistic after 20 steps in float32 with and without compiling, beside that of two
 trainings without.
 """
-PEERS = """\
-## Beside other libraries, on a {device}
-
-Milliseconds a step of all members, at equal epochs, and the ensemble's error (RMSE) where there is data. "Reproduced"
-ways are training steps written down from the library's source, since it cannot be installed there.
-"""
 COMPILED_WAYS = ("by hand", "by hand, compiled", "auto", "auto, compiled")
 CAPTURED_ATTACKS = """\
 ## Attacks, on a GPU
@@ -245,16 +239,6 @@ def compiled(result: Result) -> str:
     return table(("network", "members", "batch", *COMPILED_WAYS, "backend", "difference; without"), rows)
 
 
-def peers(result: Result) -> str:
-    rows = []
-    for row in result["rows"]:
-        for name, way in row["ways"].items():
-            error = "–" if way.get("rmse") is None else f"{way['rmse']:.3f}"
-            numbers = [f"{way['ms_per_step']:.2f}", error] if "ms_per_step" in way else ["–", "–"]
-            rows.append([f"{row['members']} × {row['case']}", name, way["how"], *numbers])
-    return table(("members", "library", "what ran", "ms a step", "error"), rows)
-
-
 def attacks(result: Result) -> str:
     libraries = ("ours", "foolbox", "torchattacks", "pyautoattack")
 
@@ -317,8 +301,6 @@ TABLES = {
     "gpu": partial(measured, "gpu", gpu),
     "compiling": partial(section, "compiling", COMPILED.format(device="CPU"), compiled),
     "compiling-gpu": partial(section, "compiling_gpu", COMPILED.format(device="GPU"), compiled),
-    "peers": partial(section, "peers", PEERS.format(device="CPU"), peers),
-    "peers-gpu": partial(section, "peers_gpu", PEERS.format(device="GPU"), peers),
     "heads": partial(measured, "heads", heads),
     "heads-profile": partial(measured, "heads_profile", heads_profile),
     "cifar10": partial(measured, "cifar10", cifar10),

@@ -181,6 +181,7 @@ def _terms(facts: Mapping[str, Any]) -> Terms:
         r"\blogits?\b": "Logits are the scores that a classifier gives to classes; the softmax turns them into "
         "probabilities.",
         r"\boffsets?\b": "An offset is a constant that a member adds to its outputs on every example.",
+        r"\breference\b": "The reference is an ensemble of the same build whose members were trained alone.",
         "β": "β sets how members are trained: at 0 each on its own loss, at 1 all of them on the ensemble's loss.",
     }
 

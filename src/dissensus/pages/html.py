@@ -277,10 +277,13 @@ def _table(table: PageTable) -> Element:
         for name, right, cells in zip(table.header, numeric, columns, strict=True)
     ]
     labels = [name if table.narrow == "cards" else "" for name in table.header]
+    several_badges = sum(any(isinstance(cell, Badge) for cell in cells) for cells in columns) > 1
     keywords = table.keywords or [""] * len(table.rows)
     rows = [
         element(
-            "tr", {"data-filter": words.lower()}, *(_cell(*cell) for cell in zip(row, labels, numeric, strict=True))
+            "tr",
+            {"data-filter": words.lower()},
+            *(_cell(*cell, several_badges) for cell in zip(row, labels, numeric, strict=True)),
         )
         for row, words in zip(table.rows, keywords, strict=True)
     ]
@@ -314,7 +317,8 @@ def _is_numeric(cells: Sequence[Cell]) -> bool:
     return any(isinstance(cell, Number) for cell in cells)
 
 
-def _cell(cell: Cell, label: str, numeric: bool) -> Element:
+def _cell(cell: Cell, label: str, numeric: bool, several_badges: bool) -> Element:
+    """A cell with the name of its column for narrow screens, which the only badge of a row can do without."""
     if isinstance(cell, Number):
         kind = "number"
     elif isinstance(cell, str) and len(cell) > _SHORT:
@@ -323,9 +327,8 @@ def _cell(cell: Cell, label: str, numeric: bool) -> Element:
         kind = "beside-numbers"
     else:
         kind = "short" if isinstance(cell, str) and cell else ""
-    is_plain_badge = isinstance(cell, Badge) and not cell.detail
-    attributes = {"class": kind, "data-label": "" if is_plain_badge else label}
-    return element("td", attributes, *_cell_content(cell))
+    speaks_for_itself = isinstance(cell, Badge) and not cell.detail and not several_badges
+    return element("td", {"class": kind, "data-label": "" if speaks_for_itself else label}, *_cell_content(cell))
 
 
 def _cell_content(cell: Cell) -> list[Element | str]:

@@ -95,7 +95,7 @@ class Badge:
     text: str
     news: News
     detail: str = ""
-    """Shown below it, in a table. Badges with details carry the name of their column on narrow screens."""
+    """Shown below it, in a table. On narrow screens, badges with details and several of a row name their columns."""
 
 
 @dataclass(frozen=True)
