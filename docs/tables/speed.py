@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from layout import BENCHMARKS, benchmark, benchmark_note, no_result, table
+from layout import BENCHMARKS, benchmark, benchmark_note, no_result, study, table
 
 from dissensus.pages.parts import counted
 
@@ -95,6 +95,15 @@ def sweeps(result: Result) -> str:
     ]
     header = ("runs", "networks", "by hand", "fits in turn", "sweep", "µs a network", "sweep against by hand")
     return table(header, rows)
+
+
+def padding(result: Result) -> str:
+    words = {"apart": "every shape by itself", "auto": "padded where that is faster", "together": "all padded together"}
+    rows = [
+        [words[row["way"]], f"{row['first_epoch_seconds']:.2f}", f"{row['epoch_seconds']:.2f}"]
+        for row in result["rows"]
+    ]
+    return table(("runs", "first epoch and all before it, s", "each later epoch, s"), rows)
 
 
 def gpu(result: Result) -> str:
@@ -297,6 +306,7 @@ def equality(result: Result) -> str:
 TABLES = {
     "members": partial(measured, "members", members),
     "sweeps": partial(measured, "sweeps", sweeps),
+    "padding": partial(measured, "padding", padding),
     "sweeps-gpu": partial(measured, "sweeps_gpu", sweeps),
     "gpu": partial(measured, "gpu", gpu),
     "compiling": partial(section, "compiling", COMPILED.format(device="CPU"), compiled),
@@ -312,3 +322,13 @@ TABLES = {
     "memory": partial(measured, "gpu_equality", memory),
     "equality": partial(measured, "gpu_equality", equality),
 }
+
+
+def values() -> dict[str, str]:
+    """The cost of the collusion paper's figures on tables."""
+    made = study("collusion/figure-2.paper").provenance
+    return {
+        "figures-minutes": f"{made.seconds / 60:.0f}",
+        "figures-searched": f"{made.searched_networks:,}",
+        "figures-networks": f"{made.networks:,}",
+    }
