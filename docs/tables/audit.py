@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from layout import benchmark, benchmark_note, in_words, rounded, span, study, table
 
+from dissensus.pages.parts import counted
+
 EVIDENCE = {"alone": "test outputs alone", "train": "with training outputs", "reference": "with a reference"}
 
 
@@ -29,9 +31,8 @@ def confusion() -> str:
     ]
     data = ", ".join(dict.fromkeys(point.data for point in summary.points))
     made = summary.provenance
-    note = (
-        f"*{data}; {len(made.seeds)} seeds; dissensus {made.version}, {made.hardware}, {made.seconds / 60:.1f} minutes*"
-    )
+    seeds = counted(len(made.seeds), "seed")
+    note = f"*{data}; {seeds}; dissensus {made.version}, {made.hardware}, {made.seconds / 60:.1f} minutes*"
     return f"{table(('how it was made', 'ensembles', *EVIDENCE.values()), rows)}\n\n{note}\n"
 
 

@@ -141,7 +141,7 @@ def _gained(tuned: TunedRecord, gain: Gain) -> str:
     """The gain as a sentence, whatever was chosen."""
     if gain.value == gain.low == gain.high == 0:
         return "All of them chose independent training, so that there is no gain."
-    return f"It is {gain_words(gain, tuned.settings['metric'], tuned.settings['mode'])}."
+    return f"That gives {gain_words(gain, tuned.settings['metric'], tuned.settings['mode'])}."
 
 
 def _kind(candidate: Candidate) -> Kind:
