@@ -100,29 +100,27 @@ class TanhSpace(NamedTuple):
         edge = 1 / (1 + self.widening) if self.widening else EDGE
         return ((x - self.middle) / self.half * edge).atanh()
 
-    def clipped(self, coordinates: Inputs) -> Inputs:
-        """w, clipped to the box."""
+    def clip_(self, coordinates: Inputs) -> Inputs:
+        """Clip w to the box, in place."""
         edge = math.atanh(1 / (1 + self.widening)) if self.widening else math.inf
-        return coordinates.clamp(-edge, edge)
+        return coordinates.clamp_(-edge, edge)
 
     def inputs(self, tanh: Inputs, problem: AttackProblem) -> Inputs:
         """Inputs from tanh(w)."""
-        return (self.middle + self.scale * tanh).clamp(problem.low, problem.high)
+        return (self.scale * tanh).add_(self.middle).clamp_(problem.low, problem.high)
 
 
 class CarliniWagnerState(NamedTuple):
-    """State of a run: start and shift in tanh space, Adam's moments, the nearest point, the loss to compare with.
+    """State of a run: place in tanh space, Adam's moments, the nearest point, the loss to compare with.
 
-    ``origin`` is the start in tanh space, and ``start`` is where it leads: x, up to rounding.
+    ``start`` is where the place of x leads: x, up to rounding.
     """
 
-    x: Inputs
     y: Labels
     target: Labels
     constant: Numbers
-    origin: Inputs
     start: Inputs
-    shift: Inputs
+    place: Inputs
     mean: Inputs
     square: Inputs
     best: Inputs
@@ -134,27 +132,24 @@ class CarliniWagnerState(NamedTuple):
 
 def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSpace, step_size: float) -> Steps:
     def step(state: CarliniWagnerState, _kind: None, numbers: Tensor) -> CarliniWagnerState:
-        compare, *bias = numbers.unbind()
-        place = state.origin + state.shift
-        tanh = place.tanh()
+        compare, *adam_numbers = numbers.unbind()
+        tanh = state.place.tanh()
         point = space.inputs(tanh, problem)
         here = problem.loss_at(point, state, settings.loss)
         success = settings.is_adversarial(problem, here.scores, state)
-        nearest = nearer(
-            Nearest(state.best, state.distance, state.success), point, l2_lengths(point - state.x), success
-        )
         change = point - state.start
-        value = sums(change.flatten(1).square()) - state.constant * here.value
+        squared = sums(change.flatten(1).square())
+        nearest = nearer(Nearest(state.best, state.distance, state.success), point, squared.sqrt(), success)
+        value = squared - state.constant * here.value
         converged, reference = settings.converged(compare, value, state.reference)
-        gradient = 2 * change - per_example(state.constant, point) * here.gradient
-        gradient = gradient.mul_(space.scale).mul_(1 - tanh.square_())
-        move, mean, square = _adam(gradient, state.mean, state.square, *bias)
-        shift = space.clipped(place - move.mul_(step_size)) - state.origin
+        descent = per_example(space.scale * state.constant, point) * here.gradient
+        descent.sub_(change, alpha=2 * space.scale).addcmul_(descent * tanh, tanh, value=-1)  # the slope is 1 - tanh²
+        place, mean, square = _adam(state.place, descent, state.mean, state.square, *adam_numbers)
         return state._replace(
-            shift=shift, mean=mean, square=square, reference=reference, done=converged, **nearest._asdict()
+            place=space.clip_(place), mean=mean, square=square, reference=reference, done=converged, **nearest._asdict()
         )
 
-    numbers = settings.step_numbers(problem, lambda index: (1 - 0.9 ** (index + 1), 1 - 0.999 ** (index + 1)))
+    numbers = settings.step_numbers(problem, functools.partial(_adam_numbers, step_size))
     return Steps(step, [None] * settings.steps, numbers, capture=problem.capture)
 
 
@@ -169,13 +164,13 @@ def _run(
     steps: Steps,
 ) -> Nearest:
     zeros, false = torch.zeros_like(rows.x), torch.zeros_like(nearest.success)
-    origin = space.coordinates(rows.x)
+    place = space.coordinates(rows.x)
     start = CarliniWagnerState(
-        *rows[:3],
+        rows.y,
+        rows.target,
         constant,
-        origin=origin,
-        start=space.inputs(origin.tanh(), problem),
-        shift=zeros,
+        start=space.inputs(place.tanh(), problem),
+        place=place,
         mean=zeros,
         square=zeros,
         best=nearest.best,
@@ -185,16 +180,24 @@ def _run(
         done=false,
     )
     end = steps.carried_out(start)
-    point = space.inputs((end.origin + end.shift).tanh(), problem)  # the point after the last update counts too
+    point = space.inputs(end.place.tanh(), problem)  # the point after the last update counts too
     success = settings.is_adversarial(problem, problem.pooled_scores(point), end)
     return nearer(Nearest(end.best, end.distance, end.success), point, l2_lengths(point - rows.x), success)
 
 
 def _adam(
-    gradient: Inputs, mean: Inputs, square: Inputs, mean_correction: Number, square_correction: Number
+    place: Inputs, descent: Inputs, mean: Inputs, square: Inputs, length: Number, least: Number
 ) -> tuple[Inputs, Inputs, Inputs]:
-    """Adam's step at learning rate one, and its new moments; the corrections are 1 − β₁ᵏ and 1 − β₂ᵏ."""
-    mean = (0.9 * mean).add_(0.1 * gradient)
-    square = (0.999 * square).add_(gradient.square().mul_(0.001))
-    spread = (square / square_correction).sqrt_().add_(1e-8)
-    return (mean / mean_correction).div_(spread), mean, square
+    """Place after Adam's step along a direction of descent, and the new moments; see `_adam_numbers`."""
+    mean = mean.lerp(descent, 0.1)
+    square = (0.999 * square).addcmul_(descent, descent, value=0.001)
+    return place.addcmul(mean / square.sqrt().add_(least), length), mean, square
+
+
+def _adam_numbers(step_size: float, index: int) -> tuple[float, float]:
+    """Adam's learning rate and ε, both corrected for the bias of moments that begin at zero.
+
+    a (m / (1 − β₁ᵏ)) / (√(v / (1 − β₂ᵏ)) + ε) = a √(1 − β₂ᵏ) / (1 − β₁ᵏ) · m / (√v + ε √(1 − β₂ᵏ)).
+    """
+    root = math.sqrt(1 - 0.999 ** (index + 1))
+    return step_size * root / (1 - 0.9 ** (index + 1)), 1e-8 * root

@@ -15,6 +15,7 @@ from dissensus.attacks.losses import cross_entropy
 from dissensus.attacks.norms import LARGEST, Ball, Bounds, NormName, Reach, l1_lengths, per_example
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
+from dissensus.attacks.rows import where_rows
 from dissensus.attacks.target_model import Model, PoolName
 
 Inputs = Float[Tensor, "B *S"]
@@ -156,7 +157,7 @@ def _steps(problem: AttackProblem, ball: Ball, settings: GradientSteps) -> Steps
         )
         if not settings.stop:
             return state._replace(point=point, momentum=momentum)
-        point = torch.where(per_example(here.is_adversarial, point), state.point, point)
+        point = where_rows(here.is_adversarial, state.point, point)
         return state._replace(point=point, momentum=momentum, done=here.is_adversarial)
 
     first = None if settings.random_start else CLEAN

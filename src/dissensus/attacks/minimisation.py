@@ -11,8 +11,9 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.attacks.bisection import Nearest
 from dissensus.attacks.losses import margin, one_hot_mask
-from dissensus.attacks.norms import LARGEST, per_example
+from dissensus.attacks.norms import LARGEST
 from dissensus.attacks.problem import AttackProblem, HasLabels
+from dissensus.attacks.rows import where_rows
 
 Inputs = Float[Tensor, "B *S"]
 Labels = Integer[Tensor, " B"]
@@ -58,7 +59,7 @@ class DistanceMinimisation(NamedTuple):
 def nearer(nearest: Nearest, point: Inputs, length: Numbers, success: Bool[Tensor, " B"]) -> Nearest:
     """The nearest points so far, updated with adversarial points that are nearer."""
     closer = success & (length < nearest.distance)
-    best = torch.where(per_example(closer, point), point, nearest.best)
+    best = where_rows(closer, point, nearest.best)
     return Nearest(best, torch.where(closer, length, nearest.distance), nearest.success | success)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dissensus import calls, checks
 from dissensus.attacks.losses import AttackLoss
+from dissensus.attacks.rows import where_rows
 from dissensus.attacks.target_model import (
     Model,
     PoolName,
@@ -202,7 +203,7 @@ class AttackProblem:
         length = lengths(candidates - rows.x)
         least, largest = candidates.flatten(1).amin(1), candidates.flatten(1).amax(1)  # NaN if there is any
         valid = (least >= self.low) & (largest <= self.high) & least.isfinite() & largest.isfinite() & (length <= limit)
-        inputs = torch.where(valid.view(-1, *[1] * (candidates.ndim - 1)), candidates, rows.x)
+        inputs = where_rows(valid, candidates, rows.x)
         return valid & self.is_adversarial(self.pooled_scores(inputs), rows), length
 
     def solve(
