@@ -1,9 +1,9 @@
 """Attacks of other libraries, written out, for machines where the libraries cannot be installed.
 
-Each function takes the same passes and tensor operations as the library's, step by step, on a classifier ``x -> [B, C]``
-and inputs in [0, 1]. Of each library it has the attacks in which that library is the fastest or the only one:
-torchattacks 3.5 (FGSM, BIM, PGD, MIM, C&W), foolbox 3.3 (EAD) and AutoAttack (APGD with cross-entropy, Square in L∞).
-Tests compare the results with those of the libraries.
+Each function takes the same passes and tensor operations as the library's, on a classifier ``x -> [B, C]`` and inputs
+in [0, 1]. Of each library it has the attacks in which that library is the fastest or the only one: torchattacks 3.5
+(FGSM, BIM, PGD, MIM, C&W), foolbox 3.3 (EAD) and AutoAttack (APGD with cross-entropy, Square in L∞). Tests compare the
+results with those of the libraries.
 """
 
 import math
@@ -142,9 +142,7 @@ def apgd(network: Network, x: Tensor, y: Tensor, epsilon: float, steps: int, see
     return result
 
 
-def _apgd_run(
-    network: Network, x: Tensor, y: Tensor, epsilon: float, steps: int
-) -> tuple[Tensor, Tensor]:
+def _apgd_run(network: Network, x: Tensor, y: Tensor, epsilon: float, steps: int) -> tuple[Tensor, Tensor]:
     """Which inputs a run breaks, and the last point at which each was broken."""
 
     def climb(point: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -304,6 +304,6 @@ def _positions(
 
 def mixed(word: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """One round of a 32-bit mixer, in arithmetic that wraps around."""
-    word = (word ^ ((word >> 16) & 0xFFFF)) * 0x21F0AAAD
-    word = (word ^ ((word >> 15) & 0x1FFFF)) * 0x735A2D97
-    return word ^ ((word >> 15) & 0x1FFFF)
+    word = ((word >> 16) & 0xFFFF).bitwise_xor_(word).mul_(0x21F0AAAD)
+    word = ((word >> 15) & 0x1FFFF).bitwise_xor_(word).mul_(0x735A2D97)
+    return ((word >> 15) & 0x1FFFF).bitwise_xor_(word)

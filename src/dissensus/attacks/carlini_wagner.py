@@ -12,7 +12,7 @@ from dissensus import checks
 from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.bisection import Nearest, nearest_points
 from dissensus.attacks.blocks import Steps
-from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
+from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, converged, nearer
 from dissensus.attacks.norms import LARGEST, l2_lengths, per_example, sums
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.target_model import Model, PoolName
@@ -136,8 +136,7 @@ class CarliniWagnerState(NamedTuple):
 
 
 def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSpace, step_size: float) -> Steps:
-    def step(state: CarliniWagnerState, _kind: None, numbers: Tensor) -> CarliniWagnerState:
-        compare, *adam_numbers = numbers.unbind()
+    def step(state: CarliniWagnerState, compares: bool, numbers: Tensor) -> CarliniWagnerState:
         share = space.shares(state.place)
         point = space.inputs(share, problem)
         here = problem.loss_at(point, state, settings.loss)
@@ -145,17 +144,13 @@ def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSp
         change = point - state.start
         squared = sums(change.flatten(1).square())
         nearest = nearer(Nearest(state.best, state.distance, state.success), point, squared.sqrt(), success)
-        value = squared - state.constant * here.value
-        converged, reference = settings.converged(compare, value, state.reference)
         descent = (per_example(state.constant, point) * here.gradient).sub_(change, alpha=2)
         descent.mul_(4 * space.scale * share).addcmul_(descent, share, value=-1)  # dx'/dw = 4 h s (1 - s)
-        place, mean, square = _adam(state.place, descent, state.mean, state.square, *adam_numbers)
-        return state._replace(
-            place=space.clip_(place), mean=mean, square=square, reference=reference, done=converged, **nearest._asdict()
-        )
+        place, mean, square = _adam(state.place, descent, state.mean, state.square, *numbers.unbind())
+        compared = converged(squared, state.constant, here.value, state.reference) if compares else {}
+        return state._replace(place=space.clip_(place), mean=mean, square=square, **nearest._asdict(), **compared)
 
-    numbers = settings.step_numbers(problem, functools.partial(_adam_numbers, step_size))
-    return Steps(step, [None] * settings.steps, numbers, capture=problem.capture)
+    return settings.updates(problem, step, functools.partial(_adam_numbers, step_size))
 
 
 def _run(

@@ -177,8 +177,8 @@ def updated(
     """Point after a step along the gradient, or along its decaying sum (``decay``), projected; and the new sum."""
     if decay is not None:
         scale = l1_lengths(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
-        gradient = momentum = decay * momentum + gradient / per_example(scale, gradient)
-    return ball.projected(x, point + step_size * ball.steepest(gradient), bounds), momentum
+        gradient = momentum = (gradient / per_example(scale, gradient)).add_(decay * momentum)
+    return ball.projected(x, ball.steepest(gradient).mul_(step_size).add_(point), bounds), momentum
 
 
 def climbed(

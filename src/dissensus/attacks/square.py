@@ -220,9 +220,7 @@ def _linf_proposal(state: SquareState, share: float, index: Word, _ball: Ball) -
     return LocalProposal(state.point.flatten(1).scatter(1, places, new).view(state.point.shape), places, new, old)
 
 
-def _places(
-    numbers: Float[Tensor, "B 2"], shape: tuple[int, int, int], size: tuple[int, int]
-) -> Int[Tensor, "B K"]:
+def _places(numbers: Float[Tensor, "B 2"], shape: tuple[int, int, int], size: tuple[int, int]) -> Int[Tensor, "B K"]:
     """Indices, in flattened images, of all channels of a window at the position that two random numbers select."""
     (channels, height, width), device = shape, numbers.device
     top = random_integers(numbers[:, :1], height - size[0] + 1)
