@@ -1126,7 +1126,7 @@ def test_rows_are_chosen_exactly(shape):
 
 @pytest.mark.parametrize(("shape", "share"), [((3, 6, 5), 0.3), ((2, 4, 9), 0.8), ((7,), 0.5), ((4, 4, 4), 0.001)])
 def test_a_square_is_at_the_edge_of_the_ball_and_all_else_stays(shape, share):
-    x = torch.rand(40, *shape)
+    x = 0.2 + 0.6 * torch.rand(40, *shape)
     ball = norms.Ball("linf", 0.1, 0.0, 1.0)
     bounds, point = ball.bounds(x), ball.projected(x, x + 0.05)
     false = torch.zeros(40, dtype=torch.bool)

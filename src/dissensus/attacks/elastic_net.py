@@ -108,7 +108,8 @@ def _steps(
         here = problem.loss_at(state.extrapolated, state, settings.loss)
         change = state.extrapolated - state.x
         descent = (per_example(state.constant, change) * here.gradient).sub_(change, alpha=2)
-        point = _shrunk(change.addcmul(descent, length), state.x, l1_weight, problem)
+        moved = state.extrapolated.addcmul(descent, length)
+        point = _shrunk(moved.sub_(state.x), state.x, l1_weight, problem)
         success = settings.is_adversarial(problem, problem.pooled_scores(point), state)
         nearest = nearer(Nearest(state.best, state.distance, state.success), point, lengths(point - state.x), success)
         extrapolated = (point - state.point).mul_(momentum).add_(point)
