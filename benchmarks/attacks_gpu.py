@@ -175,7 +175,7 @@ def main() -> None:
     made = how_made()
     if args.device.startswith("cuda"):
         made["machine"] = torch.cuda.get_device_name(torch.device(args.device))
-    settings = Settings(epsilon=1 / 255, long=100, queries=500)
+    settings = Settings(long=100, queries=500)
     measure(settings, args, Record(args.json, args.budget, {**made, "network": args.network}))
 
 

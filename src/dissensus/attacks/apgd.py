@@ -155,7 +155,7 @@ def _run(rows: Examples, ascent: _Ascent, steps: Steps, seed: int, restart: int,
     x, bounds = rows.x, ascent.ball.bounds(rows.x)
     if rank is not None:
         rows = rows._replace(target=_class_of_rank(ascent.problem, rows, rank))
-    point = ascent.ball.random(x, keys(x, seed, restart))
+    point = ascent.ball.random(x, keys(x, seed, restart), bounds)
     here = ascent.problem.loss_at(point, rows, ascent.loss, ascent.targeted_loss)
     start = APGDState(
         *rows[:3],

@@ -136,9 +136,10 @@ def _one_step(rows: Examples, problem: AttackProblem, ball: Ball, settings: Grad
 
 def _run(rows: Examples, ball: Ball, settings: GradientSteps, steps: Steps, restart: int) -> Tensor:
     x = rows.x
-    start = ball.random(x, keys(x, settings.seed, restart)) if settings.random_start else x
+    bounds = ball.bounds(x)
+    start = ball.random(x, keys(x, settings.seed, restart), bounds) if settings.random_start else x
     done = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    return steps.carried_out(GradientState(*rows, *ball.bounds(x), start, torch.zeros_like(x), done)).point
+    return steps.carried_out(GradientState(*rows, *bounds, start, torch.zeros_like(x), done)).point
 
 
 CLEAN = "clean"
