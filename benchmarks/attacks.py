@@ -157,7 +157,7 @@ def main() -> None:
         keep("rows", beside_others(name, network, x, y, settings, args.repeats))
     for name in [name for name in chosen if name in GROWN]:
         for members in MEMBERS:
-            keep("members", grown(name, members, network, ensemble, x, y, settings, min(args.repeats, 3)))
+            keep("members", grown(name, members, network, ensemble, x, y, settings, min(args.repeats, 2)))
 
 
 if __name__ == "__main__":
