@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dissensus import attacks
 
-LIBRARIES = ("foolbox", "torchattacks", "pyautoattack")
 WRITTEN_OUT = "written out"
 
 

@@ -1,13 +1,15 @@
 """Time of each attack beside foolbox, torchattacks and pyautoattack, on one network; and of more members beside one.
 
 Usage: python benchmarks/attacks.py [--json FILE] [--examples 64] [--repeats 5] [--threads 1] [--only NAME]
+           [--parts rows members]
 
 Runs in the environment of `make oracles`, which has those libraries: PYTHONPATH=src .venv-oracles/bin/python
 benchmarks/attacks.py. Where one is missing, its loop runs as written out in attack_loops.py, if it is there. All attack
 the same 64 inputs, take all steps, and tell in the end which inputs are broken. Times are medians of repeats that go
 round: first each library once, then each again. Where a library has an attack twice, its plain one. Passes are forward
 passes of the network, counted in examples and divided by their number: libraries differ in whether they try results
-again, predict clean inputs first, or leave out what is broken.
+again, predict clean inputs first, or leave out what is broken. Parts can be measured one after the other: a result of
+the same library on the same machine stays in the file.
 """
 
 import argparse
@@ -125,6 +127,16 @@ def grown(
     return {"attack": settings.titles()[name], "members": members, "milliseconds": times, "pass": bare_times}
 
 
+def earlier(file: Path | None, made: dict[str, str]) -> dict[str, Any]:
+    """The result of an earlier call of the same library on the same machine, to which others are added, or none."""
+    result: dict[str, Any] = {"made": made, "rows": [], "members": []}
+    if file is None or not file.exists():
+        return result
+    stored = json.loads(file.read_text())
+    same = {key: value for key, value in stored["made"].items() if key != "command"}
+    return stored if same == {key: value for key, value in made.items() if key != "command"} else result
+
+
 def main() -> None:
     """Time all, and write as it goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,6 +145,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", help="attacks with this in their name")
+    parser.add_argument("--parts", nargs="+", choices=("rows", "members"), default=["rows", "members"])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     network, x, y, ensemble = trained(args.examples)
@@ -145,17 +158,18 @@ def main() -> None:
         **library(),
     }
     chosen = [name for name, title in settings.titles().items() if not args.only or args.only in title]
-    result: dict[str, Any] = {"made": made, "rows": [], "members": []}
+    result = earlier(args.json, made)
 
     def keep(part: str, row: dict[str, Any]) -> None:
-        result[part].append(row)
+        case = (row["attack"], row.get("members"))
+        result[part] = [old for old in result[part] if (old["attack"], old.get("members")) != case] + [row]
         print(row, flush=True)
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
 
-    for name in chosen:
+    for name in chosen if "rows" in args.parts else []:
         keep("rows", beside_others(name, network, x, y, settings, args.repeats))
-    for name in [name for name in chosen if name in GROWN]:
+    for name in [name for name in chosen if name in GROWN and "members" in args.parts]:
         for members in MEMBERS:
             keep("members", grown(name, members, network, ensemble, x, y, settings, min(args.repeats, 2)))
 

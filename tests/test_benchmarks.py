@@ -296,3 +296,14 @@ def test_ways_to_attack_tell_how_many_passes_they_take(monkeypatch):
     text = importlib.import_module("speed").attacks({"rows": rows, "members": grown})
     assert "| FGSM | " in text
     assert "| attack | 2 members |" in text
+
+
+def test_times_of_attacks_are_added_to_those_of_the_same_library(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = loaded(monkeypatch, "attacks_benchmark", BENCHMARKS / "attacks.py")
+    file, made = tmp_path / "attacks.json", {"command": "python benchmarks/attacks.py", "source": "1"}
+    assert benchmark.earlier(file, made)["rows"] == []
+    stored = {"made": made, "rows": [{"attack": "FGSM"}], "members": []}
+    file.write_text(json.dumps(stored))
+    assert benchmark.earlier(file, {**made, "command": "python benchmarks/attacks.py --only PGD"}) == stored
+    assert benchmark.earlier(file, {**made, "source": "2"})["rows"] == []
