@@ -1,12 +1,15 @@
-"""Time of each attack beside foolbox, torchattacks and pyautoattack, on one network; and of five members beside one.
+"""Time of each attack beside foolbox, torchattacks and pyautoattack, on one network; and of more members beside one.
 
-Usage: python benchmarks/attacks.py [--json FILE] [--examples 64] [--repeats 5]
+Usage: python benchmarks/attacks.py [--json FILE] [--examples 64] [--repeats 5] [--threads 1] [--only NAME]
+           [--parts rows members]
 
 Runs in the environment of `make oracles`, which has those libraries: PYTHONPATH=src .venv-oracles/bin/python
-benchmarks/attacks.py. All attack the same 64 inputs, all steps are taken (no early end), and times are medians of
-repeats that go round: first each library once, then each again. Where a library has an attack twice, its plain one.
-Passes are forward passes of the network, counted in examples and divided by their number: libraries differ in whether
-they try results again, predict clean inputs first, or end before all steps are taken.
+benchmarks/attacks.py. Where one is missing, its loop runs as written out in attack_loops.py, if it is there. All attack
+the same 64 inputs, take all steps, and tell in the end which inputs are broken. Times are medians of repeats that go
+round: first each library once, then each again. Where a library has an attack twice, its plain one. Passes are forward
+passes of the network, counted in examples and divided by their number: libraries differ in whether they try results
+again, predict clean inputs first, or leave out what is broken. Parts can be measured one after the other: a result of
+the same library on the same machine stays in the file.
 """
 
 import argparse
@@ -21,17 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attack_peers import Settings, Way, ours, peers
 from provenance import command_line, library
-from torch import nn
+from torch import Tensor, nn
 
 import dissensus as ds
-from dissensus import attacks
 
-EPSILON, STEPS, LONG = 8 / 255, 10, 50
+GROWN = ("fgsm", "pgd", "carlini_wagner", "square")
+"""Attacks that are timed on more members."""
+MEMBERS = (1, 3, 5, 20)
 
 
-def trained(examples: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor, ds.Ensemble]:
-    """A small network, inputs that it gets right, and five such members.
+def trained(
+    examples: int, members: int = max(MEMBERS), epochs: int = 12
+) -> tuple[nn.Module, Tensor, Tensor, ds.Ensemble]:
+    """A small network, inputs that it gets right, and such members, of which it is the first.
 
     Ours leave out what is misclassified from the start, so other inputs would flatter them.
     """
@@ -39,75 +46,15 @@ def trained(examples: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor, ds.En
     patterns = torch.rand(10, 3, 32, 32, generator=generator)
     y = torch.randint(10, (512,), generator=generator)
     x = (0.5 * patterns[y] + 0.5 * torch.rand(512, 3, 32, 32, generator=generator)).clamp(0, 1)
-    ensemble = ds.Ensemble(partial(ds.nets.cnn, 3, 10, 32, (16, 32)), members=5)
+    ensemble = ds.Ensemble(partial(ds.nets.cnn, 3, 10, 32, (16, 32)), members=members)
     objective = partial(ds.objectives.independent, loss="cross_entropy")
-    ds.fit(ensemble, (x, y), objective, epochs=12, batch_size=64, lr=3e-3)
+    ds.fit(ensemble, (x, y), objective, epochs=epochs, batch_size=64, lr=3e-3)
     network = ensemble.member(0).eval()
     with torch.no_grad():
         right = (network(x).argmax(-1) == y).nonzero().flatten()[:examples]
     if len(right) < examples:
         raise RuntimeError(f"the network gets {len(right)} inputs right, fewer than {examples}")
     return network, x[right].contiguous(), y[right], ensemble.eval()
-
-
-def contestants(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Ours and theirs, by attack."""
-    import foolbox  # pyright: ignore[reportMissingImports]
-    import torchattacks  # pyright: ignore[reportMissingImports]
-    from pyautoattack.autopgd_base import APGDAttack  # pyright: ignore[reportMissingImports]
-    from pyautoattack.square import SquareAttack  # pyright: ignore[reportMissingImports]
-
-    wrapped = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
-    criterion = foolbox.criteria.Misclassification(y)
-
-    def theirs(attack: Any, epsilon: float | None) -> Callable[[], Any]:
-        return lambda: attack(wrapped, x, criterion, epsilons=epsilon)
-
-    step = EPSILON / STEPS
-    apgd = APGDAttack(network, n_iter=LONG, norm="Linf", n_restarts=1, eps=EPSILON, seed=0, loss="ce", device="cpu")
-    square = SquareAttack(network, norm="Linf", n_queries=200, eps=EPSILON, seed=0, n_restarts=1, device="cpu")
-    fb = foolbox.attacks
-    search = {"steps": LONG, "search_steps": 1, "constant": 1.0, "abort_early": False}
-    return {
-        "FGSM": {
-            "ours": lambda: attacks.fgsm(network, x, y, epsilon=EPSILON),
-            "foolbox": theirs(fb.LinfFastGradientAttack(), EPSILON),
-            "torchattacks": lambda: torchattacks.FGSM(network, EPSILON)(x, y),
-        },
-        "BIM, 10 steps": {
-            "ours": lambda: attacks.bim(network, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
-            "foolbox": theirs(fb.LinfBasicIterativeAttack(abs_stepsize=step, steps=STEPS), EPSILON),
-            "torchattacks": lambda: torchattacks.BIM(network, EPSILON, step, STEPS)(x, y),
-        },
-        "PGD, 10 steps": {
-            "ours": lambda: attacks.pgd(network, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
-            "foolbox": theirs(fb.LinfPGD(abs_stepsize=step, steps=STEPS), EPSILON),
-            "torchattacks": lambda: torchattacks.PGD(network, EPSILON, step, STEPS)(x, y),
-        },
-        "MIM, 10 steps": {
-            "ours": lambda: attacks.mim(network, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
-            "torchattacks": lambda: torchattacks.MIFGSM(network, EPSILON, step, STEPS)(x, y),
-        },
-        "C&W, 50 steps": {
-            "ours": lambda: attacks.carlini_wagner(network, x, y, **search),
-            "foolbox": theirs(
-                fb.L2CarliniWagnerAttack(1, LONG, stepsize=0.01, initial_const=1.0, abort_early=False), None
-            ),
-            "torchattacks": lambda: torchattacks.CW(network, c=1.0, steps=LONG)(x, y),
-        },
-        "EAD, 50 steps": {
-            "ours": lambda: attacks.elastic_net(network, x, y, **search),
-            "foolbox": theirs(fb.EADAttack(1, LONG, initial_const=1.0, abort_early=False), None),
-        },
-        "APGD, 50 steps": {
-            "ours": lambda: attacks.apgd(network, x, y, epsilon=EPSILON, steps=LONG),
-            "pyautoattack": lambda: apgd.perturb(x, y),
-        },
-        "Square, 200 queries": {
-            "ours": lambda: attacks.square(network, x, y, epsilon=EPSILON, queries=200),
-            "pyautoattack": lambda: square.perturb(x, y),
-        },
-    }
 
 
 def medians(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -126,7 +73,7 @@ def passes(way: Callable[[], Any], network: nn.Module, examples: int) -> float:
     """Forward passes per example."""
     counted = 0
 
-    def count(_module: nn.Module, inputs: tuple[torch.Tensor, ...], _output: Any) -> None:
+    def count(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Any) -> None:
         nonlocal counted
         counted += len(inputs[0])
 
@@ -138,50 +85,93 @@ def passes(way: Callable[[], Any], network: nn.Module, examples: int) -> float:
     return counted / examples
 
 
+def beside_others(
+    name: str, network: nn.Module, x: Tensor, y: Tensor, settings: Settings, repeats: int
+) -> dict[str, Any]:
+    """One attack of all libraries on one network."""
+    ways = {"ours": Way(ours(name, network, x, y, settings), "ours"), **peers(name, network, x, y, settings)}
+    runs = {library: way.run for library, way in ways.items()}
+    return {
+        "attack": settings.titles()[name],
+        "examples": len(x),
+        "milliseconds": medians(runs, repeats),
+        "passes": {library: passes(run, network, len(x)) for library, run in runs.items()},
+        "broken": {library: float(run().float().mean()) for library, run in runs.items()},
+        "how": {library: way.how for library, way in ways.items()},
+    }
+
+
+def grown(
+    name: str,
+    members: int,
+    network: nn.Module,
+    ensemble: ds.Ensemble,
+    x: Tensor,
+    y: Tensor,
+    settings: Settings,
+    repeats: int,
+) -> dict[str, Any]:
+    """One attack on some members, beside one network and beside one member; and the bare passes of both."""
+    subset, one = (ensemble.subset(range(count)).eval() for count in (members, 1))
+
+    def bare(model: Any) -> Callable[[], Any]:
+        def run() -> Tensor:
+            point = x.clone().requires_grad_()
+            return torch.autograd.grad(model(point).logsumexp(-1).sum(), point)[0]
+
+        return run
+
+    runs = {"members": subset, "one network": network, "one member": one}
+    times = medians({way: ours(name, model, x, y, settings) for way, model in runs.items()}, repeats)
+    bare_times = medians({way: bare(model) for way, model in runs.items()}, repeats)
+    return {"attack": settings.titles()[name], "members": members, "milliseconds": times, "pass": bare_times}
+
+
+def earlier(file: Path | None, made: dict[str, str]) -> dict[str, Any]:
+    """The result of an earlier call of the same library on the same machine, to which others are added, or none."""
+    result: dict[str, Any] = {"made": made, "rows": [], "members": []}
+    if file is None or not file.exists():
+        return result
+    stored = json.loads(file.read_text())
+    same = {key: value for key, value in stored["made"].items() if key != "command"}
+    return stored if same == {key: value for key, value in made.items() if key != "command"} else result
+
+
 def main() -> None:
     """Time all, and write as it goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--examples", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", help="attacks with this in their name")
+    parser.add_argument("--parts", nargs="+", choices=("rows", "members"), default=["rows", "members"])
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     network, x, y, ensemble = trained(args.examples)
+    settings = Settings()
     made = {
         "command": command_line(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "threads": str(args.threads),
         "torch": torch.__version__,
         **library(),
     }
-    rows: list[dict[str, Any]] = []
-    for name, ways in contestants(network, x, y).items():
-        if args.only and args.only not in name:
-            continue
-        counts = {library: passes(way, network, len(x)) for library, way in ways.items()}
-        milliseconds = medians(ways, args.repeats)
-        rows.append({"attack": name, "examples": len(x), "milliseconds": milliseconds, "passes": counts})
-        print(rows[-1], flush=True)
-        _write(args.json, made, rows, [])
-    grown: list[dict[str, Any]] = []
-    for members in (1, 2, 5):
-        subset = ensemble.subset(range(members)).eval()
-        both = medians(
-            {
-                "together": partial(attacks.pgd, subset, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
-                "one": partial(attacks.pgd, network, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
-            },
-            args.repeats,
-        )
-        grown.append(
-            {"members": members, "milliseconds": both["together"], "times_one": both["together"] / both["one"]}
-        )
-        print(grown[-1], flush=True)
-    _write(args.json, made, rows, grown)
+    chosen = [name for name, title in settings.titles().items() if not args.only or args.only in title]
+    result = earlier(args.json, made)
 
+    def keep(part: str, row: dict[str, Any]) -> None:
+        case = (row["attack"], row.get("members"))
+        result[part] = [old for old in result[part] if (old["attack"], old.get("members")) != case] + [row]
+        print(row, flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
 
-def _write(file: Path | None, made: dict[str, Any], rows: list[dict[str, Any]], grown: list[dict[str, Any]]) -> None:
-    if file:
-        file.write_text(json.dumps({"made": made, "rows": rows, "members": grown}, indent=1) + "\n")
+    for name in chosen if "rows" in args.parts else []:
+        keep("rows", beside_others(name, network, x, y, settings, args.repeats))
+    for name in [name for name in chosen if name in GROWN and "members" in args.parts]:
+        for members in MEMBERS:
+            keep("members", grown(name, members, network, ensemble, x, y, settings, min(args.repeats, 2)))
 
 
 if __name__ == "__main__":

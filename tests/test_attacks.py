@@ -20,6 +20,7 @@ from dissensus import attacks, storage
 from dissensus.attacks import crafting, losses, norms, random_numbers
 from dissensus.attacks.apgd import checkpoints
 from dissensus.attacks.diagnostics import model_diagnostics
+from dissensus.attacks.rows import where_rows
 from dissensus.attacks.target_model import TargetModel
 from dissensus.execution import tf32
 from dissensus.fingerprint import digest
@@ -1105,3 +1106,147 @@ def test_an_epsilon_in_other_units_is_refused(ensemble):
         with pytest.raises(ValueError, match=r"Of 256 shades\? Use 8/255"):
             attack()
     ds.train.AdversarialTraining(epsilon=8, norm="l2")
+
+
+# --- what makes steps cheap -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
+def test_rows_are_chosen_exactly(shape):
+    """Whatever the rows that are not chosen hold; in new memory."""
+    rows, others = torch.rand(5, *shape), torch.full((5, *shape), math.nan)
+    others[0] = math.inf
+    for chosen in ([True] * 5, [False] * 5, [False, True, False, True, True]):
+        mask = torch.tensor(chosen)
+        result = where_rows(mask, rows, others)
+        expected = torch.stack([rows[i] if chosen[i] else others[i] for i in range(5)])
+        assert torch.equal(result.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert result.data_ptr() not in (rows.data_ptr(), others.data_ptr())
+
+
+@pytest.mark.parametrize(("shape", "share"), [((3, 6, 5), 0.3), ((2, 4, 9), 0.8), ((7,), 0.5), ((4, 4, 4), 0.001)])
+def test_a_square_is_at_the_edge_of_the_ball_and_all_else_stays(shape, share):
+    x = 0.2 + 0.6 * torch.rand(40, *shape)
+    ball = norms.Ball("linf", 0.1, 0.0, 1.0)
+    bounds, point = ball.bounds(x), ball.projected(x, x + 0.05)
+    false = torch.zeros(40, dtype=torch.bool)
+    zeros = torch.zeros(40, dtype=torch.long)
+    key = random_numbers.keys(x, 0)
+    state = square_module.SquareState(x, zeros, zeros, *bounds, key, point, zeros.float(), zeros, false)
+    before = point.clone()
+    change = square_module._linf_proposal(state, share, 3, ball)
+    channels, height, width = square_module._images(x).shape[1:]
+    side = max(round(math.sqrt(share * height * width)), 1)
+    tall, wide = min(side, height), min(side, width) if side <= height else min(round(share * width), width)
+    starts = set()
+    for i in range(40):
+        images = [square_module._images(part)[i] for part in (change.point, *bounds, before)]
+        new, least, largest, old = images
+        moved = (new != old).any(0)
+        rows, columns = moved.any(1).nonzero().flatten(), moved.any(0).nonzero().flatten()
+        assert (len(rows), len(columns)) == (tall, wide)
+        assert rows[-1] - rows[0] == tall - 1
+        assert columns[-1] - columns[0] == wide - 1
+        starts.add((int(rows[0]), int(columns[0])))
+        window = (slice(None), slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1))
+        for channel in range(channels):
+            edges = [torch.equal(new[window][channel], edge[window][channel]) for edge in (least, largest)]
+            assert any(edges)
+        assert torch.equal(torch.where(moved, new, old), new)
+    assert len(starts) > min(3, (height - tall + 1) * (width - wide + 1) - 1)
+    candidate, better = change.point.clone(), torch.arange(40) % 3 == 0
+    kept = change.kept(better)
+    assert torch.equal(kept[better], candidate[better])
+    assert torch.equal(kept[~better], before[~better])
+    assert torch.equal(state.point, before)
+
+
+@pytest.mark.parametrize("widening", [0.0, 0.3])
+@pytest.mark.parametrize("box", [(0.0, 1.0), (-2.0, 3.0)])
+def test_carlini_and_wagner_take_the_steps_of_adam_in_tanh_space(widening, box):
+    """The published objective in tanh space, by PyTorch's Adam, in double precision."""
+    model = Steady(dtype=torch.float64)
+    low, high = box
+    x = low + (high - low) * images(8, dtype=torch.float64)[0].clamp(0.01, 0.99)
+    x, y = right_only(model, x)
+    middle, half = (low + high) / 2, (high - low) / 2
+    edge = 1 / (1 + widening) if widening else 0.999999
+    place = ((x - middle) / half * edge).atanh().requires_grad_()
+    adam = torch.optim.Adam([place], lr=0.03)
+    best, nearest = x.clone(), torch.full((8,), math.inf, dtype=torch.float64)
+    for step in range(31):
+        point = (middle + half * (1 + widening) * place.tanh()).clamp(low, high)
+        scores = model(point)
+        other = scores.masked_fill(nn.functional.one_hot(y, C).bool(), -math.inf).amax(1)
+        lead = scores.gather(1, y.unsqueeze(1)).squeeze(1) - other
+        squared = (point - x).flatten(1).square().sum(1)
+        nearer = (scores.argmax(1) != y) & (squared < nearest)
+        best[nearer], nearest[nearer] = point.detach()[nearer], squared.detach()[nearer]
+        if step < 30:
+            adam.zero_grad()
+            (squared + 20.0 * lead.clamp_min(0)).sum().backward()
+            adam.step()
+            if widening:
+                with torch.no_grad():
+                    place.clamp_(-math.atanh(edge), math.atanh(edge))
+    result = attacks.carlini_wagner(
+        model,
+        x,
+        y,
+        steps=30,
+        step_size=0.03,
+        constant=20.0,
+        search_steps=1,
+        abort_early=False,
+        widening=widening,
+        box=box,
+    )
+    assert result.success.any()
+    assert torch.equal(result.success, nearest.isfinite())
+    torch.testing.assert_close(result.inputs, best, rtol=0, atol=1e-5)
+
+
+def test_elastic_net_takes_the_steps_of_fista():
+    """Gradient step, shrinkage and extrapolation written out in double precision."""
+    model, beta = Steady(dtype=torch.float64), 0.02
+    x, y = right_only(model, images(8, dtype=torch.float64)[0])
+    point = extrapolated = x
+    best, nearest = x.clone(), torch.full((8,), math.inf, dtype=torch.float64)
+    for step in range(30):
+        at = extrapolated.clone().requires_grad_()
+        scores = model(at)
+        other = scores.masked_fill(nn.functional.one_hot(y, C).bool(), -math.inf).amax(1)
+        lead = scores.gather(1, y.unsqueeze(1)).squeeze(1) - other
+        objective = 5.0 * lead.clamp_min(0) + (at - x).flatten(1).square().sum(1)
+        (gradient,) = torch.autograd.grad(objective.sum(), at)
+        moved = extrapolated - 0.05 * math.sqrt(1 - step / 30) * gradient
+        shrunk = torch.where(moved > x, moved - beta, moved + beta).clamp(0, 1)
+        last, point = point, torch.where((moved - x).abs() > beta, shrunk, x)
+        extrapolated = point + step / (step + 3) * (point - last)
+        change = (point - x).flatten(1)
+        length = change.square().sum(1) + beta * change.abs().sum(1)
+        nearer = (model(point).argmax(1) != y) & (length < nearest)
+        best[nearer], nearest[nearer] = point[nearer], length[nearer]
+    result = attacks.elastic_net(
+        model, x, y, steps=30, step_size=0.05, l1_weight=beta, constant=5.0, search_steps=1, abort_early=False
+    )
+    assert result.success.any()
+    assert torch.equal(result.success, nearest.isfinite())
+    torch.testing.assert_close(result.inputs, best, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.distance[result.success], nearest[result.success], rtol=0, atol=1e-9)
+
+
+def test_on_a_cpu_broken_examples_cost_no_further_step_where_setting_them_aside_saves_one():
+    sizes = []
+
+    def model(x):
+        sizes.append(len(x))
+        return linear(torch.tensor([[0.0], [1.0]]), torch.tensor([0.0, -0.5]))(x)
+
+    x = torch.cat([torch.full((20, 1), 0.45), torch.full((20, 1), 0.25)])
+    attacks.bim(model, x, torch.zeros(40, dtype=torch.long), epsilon=0.3, steps=60)
+    # Steps of 0.005: half of all cross 0.5 in step 11, which the pass of step 12 sees; the others in step 51.
+    first, last, check = sizes[:12], sizes[12:-1], sizes[-1]
+    assert set(first) == {40}
+    assert set(last) == {20}
+    assert check == 40

@@ -304,11 +304,9 @@ def test_batch_order_and_active_set_do_not_matter(row, monkeypatch):
     assert_same(shuffled, attacks.Adversarial(*(part[order] for part in expected)), row.exact)
     parts = [row.attack(model, x[i : i + 5], y[i : i + 5]) for i in range(0, 9, 5)]
     assert_same(attacks.Adversarial(*map(torch.cat, zip(*parts, strict=True))), expected, row.exact)
-    monkeypatch.setattr(blocks, "BLOCK", 10**9)
-    assert_same(row.attack(model, x, y), expected, row.exact)
-    monkeypatch.setattr(blocks, "BLOCK", 1)
-    monkeypatch.setattr(blocks, "SHARE", 0.0)
-    assert_same(row.attack(model, x, y), expected, row.exact)
+    for size in (lambda going, now: now, lambda going, now: going):
+        monkeypatch.setattr(blocks.Steps, "_size", lambda _self, going, now, _left, size=size: size(going, now))
+        assert_same(row.attack(model, x, y), expected, row.exact)
 
 
 @pytest.mark.slow(cases=["square*"])
@@ -436,7 +434,7 @@ def test_steps_read_nothing_on_the_host(row, monkeypatch):
         return blocks.Steps(watched_step, *arguments, **options)
 
     kinds = []
-    for name in ("gradient", *attacks.ATTACKS):
+    for name in ("gradient", "minimisation", *attacks.ATTACKS):
         module = importlib.import_module(f"dissensus.attacks.{name}")
         if hasattr(module, "Steps"):
             monkeypatch.setattr(module, "Steps", watched_steps)

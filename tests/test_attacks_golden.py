@@ -95,7 +95,9 @@ def test_elastic_net_finds_what_foolbox_finds(key):
     result = attacks.elastic_net(model, X, Y, steps=settings["steps"], abort_early=False, **options)
     expected = TENSORS[f"{key}.found"]
     assert torch.equal(result.success, expected)
-    torch.testing.assert_close(result.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
+    # Foolbox in float32 differs that much from foolbox in float64.
+    rounding = max(DETERMINISTIC["atol"], ENTRIES[key]["largest_difference_to_float64"])
+    torch.testing.assert_close(result.inputs[expected], TENSORS[key][expected], rtol=0.0, atol=rounding)
 
 
 @pytest.mark.parametrize("key", entries("torchattacks.jsma"))

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from dissensus import attacks
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -217,3 +221,119 @@ def test_stacked_kernels_compute_convolutions_and_batch_norm():
     command = [sys.executable, str(BENCHMARKS / "stacked_kernels.py"), "--check"]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def attack_loops(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("attack_loops")
+
+
+GOLDEN = BENCHMARKS.parent / "tests" / "golden"
+
+
+def golden_attack(key):
+    """Inputs, labels, network and result of another library's attack."""
+    tensors = load_file(GOLDEN / "attacks.safetensors")
+    net = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5)).eval()
+    for layer, index in (("conv", 0), ("linear", 3)):
+        net[index].load_state_dict({part: tensors[f"net.{layer}.{part}"] for part in ("weight", "bias")})
+    return net, tensors["x"], tensors["labels"], tensors[key]
+
+
+@pytest.mark.parametrize(
+    ("key", "loop", "settings"),
+    [
+        ("foolbox.fgsm", "fgsm", {"epsilon": 0.03}),
+        ("foolbox.bim", "bim", {"epsilon": 0.03, "steps": 10, "step_size": 0.003}),
+        ("torchattacks.mifgsm", "mim", {"epsilon": 0.03, "steps": 10, "step_size": 0.003}),
+        ("foolbox.ead.search-1.EN", "elastic_net", {"constant": 1.3, "steps": 50, "step_size": 0.01}),
+        ("pyautoattack.apgd-ce", "apgd", {"epsilon": 0.03, "steps": 20}),
+        ("pyautoattack.square", "square", {"epsilon": 0.05, "queries": 200}),
+    ],
+)
+def test_loops_of_other_libraries_lead_where_the_libraries_lead(attack_loops, key, loop, settings):
+    """torchattacks' FGSM and BIM lead where foolbox's do. AutoAttack's loops draw what it draws."""
+    net, x, y, expected = golden_attack(key)
+    result = getattr(attack_loops, loop)(net, x, y, **settings)
+    if loop == "elastic_net":
+        result = torch.where((result == 0).flatten(1).all(1).view(-1, 1, 1, 1), expected, result)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-4)
+
+
+def test_the_loops_of_pgd_and_carlini_wagner_find_what_ours_find(attack_loops):
+    net, x, y, _ = golden_attack("foolbox.pgd")
+    points = attack_loops.pgd(net, x, y, 0.03, 20, 0.005)
+    assert torch.equal(net(points).argmax(-1) != y, load_file(GOLDEN / "attacks.safetensors")["foolbox.pgd.success"])
+    assert (points - x).abs().max() <= 0.03 + 1e-6
+    # torchattacks takes the best other class for zero where its score is below zero, and loses its last update.
+    net, inside = net.double(), x.double().clamp(0.05, 0.95)
+    with torch.no_grad():
+        net[3].bias += 100
+    result = attack_loops.carlini_wagner(net, inside, y, 10.0, 100, 0.005)
+    expected = attacks.carlini_wagner(
+        net, inside, y, steps=99, step_size=0.005, constant=10.0, search_steps=0, abort_early=False, widening=0.0
+    )
+    right = net(inside).argmax(-1) == y
+    assert (expected.success & right).any()
+    torch.testing.assert_close(result[right], expected.inputs[right], rtol=0, atol=1e-6)
+
+
+def test_attacks_are_timed_beside_others_within_a_budget(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "docs" / "tables")
+    gpu, speed = loaded(monkeypatch, "attacks_gpu", BENCHMARKS / "attacks_gpu.py"), importlib.import_module("speed")
+    words = ["--device", "cpu", "--network", "cnn", "--examples", "4", "--members", "2", "1", "--written-out"]
+    args = gpu.parsed([*words, "--repeats", "1"])
+    settings = gpu.Settings(epsilon=0.05, short=2, long=3, queries=4)
+    record = gpu.Record(tmp_path / "rows.json", None, {"command": "python benchmarks/attacks_gpu.py"})
+    gpu.measure(settings, args, record)
+    stored = json.loads((tmp_path / "rows.json").read_text())
+    assert {(row["attack"], row["members"]) for row in stored["rows"]} == {
+        (title, members) for title in settings.titles().values() for members in (1, 2)
+    }
+    assert len(stored["rows"]) == 16
+    for row in stored["rows"]:
+        assert row["milliseconds"].keys() == row["broken"].keys() == row["how"].keys()
+        assert set(row["how"].values()) == {"ours", "written out"}
+        assert 0 <= min(row["broken"].values()) <= max(row["broken"].values()) <= 1
+    bim = next(row for row in stored["rows"] if row["attack"] == "BIM, 2 steps" and row["members"] == 2)
+    assert bim["broken"]["ours"] == bim["broken"]["torchattacks"] > 0, "ours and the members by hand are one model"
+    assert speed.captured_attacks(stored).count("\n") == 17
+    record = gpu.Record(tmp_path / "none.json", -1.0, {})
+    gpu.measure(settings, args, record)
+    assert not record.result["rows"]
+    assert len(json.loads((tmp_path / "none.json").read_text())["left_out"]) == 16
+
+
+def test_ways_to_attack_tell_how_many_passes_they_take(monkeypatch):
+    """What is compared is equal work: all steps, and a pass that tells what is broken."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    peers = importlib.import_module("attack_peers")
+    attacks_benchmark = loaded(monkeypatch, "attacks_benchmark", BENCHMARKS / "attacks.py")
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "docs" / "tables")
+    network, x, y, ensemble = attacks_benchmark.trained(8, members=2, epochs=2)
+    settings = peers.Settings(epsilon=1e-5, short=3, long=4, queries=5)
+    expected = {"fgsm": (2, 2), "bim": (4, 4), "pgd": (5, 4), "mim": (4, 4), "carlini_wagner": (7, 5)}
+    expected |= {"elastic_net": (10, 9), "apgd": (7, 6), "square": (7, 8)}
+    rows = []
+    for name, (ours, others) in expected.items():
+        rows.append(attacks_benchmark.beside_others(name, network, x, y, settings, 1))
+        assert rows[-1]["passes"].pop("ours") == ours, name
+        assert set(rows[-1]["passes"].values()) == {others}, name
+        rows[-1]["passes"]["ours"] = ours
+    grown = [attacks_benchmark.grown("fgsm", 2, network, ensemble, x, y, settings, 1)]
+    text = importlib.import_module("speed").attacks({"rows": rows, "members": grown})
+    assert "| FGSM | " in text
+    assert "| attack | 2 members |" in text
+
+
+def test_times_of_attacks_are_added_to_those_of_the_same_library(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = loaded(monkeypatch, "attacks_benchmark", BENCHMARKS / "attacks.py")
+    file, made = tmp_path / "attacks.json", {"command": "python benchmarks/attacks.py", "source": "1"}
+    assert benchmark.earlier(file, made)["rows"] == []
+    stored = {"made": made, "rows": [{"attack": "FGSM"}], "members": []}
+    file.write_text(json.dumps(stored))
+    assert benchmark.earlier(file, {**made, "command": "python benchmarks/attacks.py --only PGD"}) == stored
+    assert benchmark.earlier(file, {**made, "source": "2"})["rows"] == []

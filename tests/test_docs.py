@@ -397,9 +397,13 @@ def test_a_section_without_a_result_is_left_out(tmp_path, monkeypatch):
     for module in (layout, speed):
         monkeypatch.setattr(module, "BENCHMARKS", tmp_path)
     assert speed.TABLES["attacks-gpu"]() == ""
-    rows = [{"attack": "PGD", "members": 5, "milliseconds": {"eager": 30.0, "captured": 10.0}}]
+    how = {"ours": "ours", "step by step": "ours", "torchattacks": "written out"}
+    rows = [
+        {"attack": "PGD", "members": members, "how": how, "milliseconds": dict(zip(how, times, strict=True))}
+        for members, times in ((5, (30.0, 60.0, 40.0)), (1, (10.0, 20.0, 40.0)))
+    ]
     content = {"made": {"device": "a GPU", "command": "python benchmarks/attacks_gpu.py"}, "rows": rows}
     (tmp_path / "attacks_gpu.json").write_text(json.dumps(content))
     text = speed.TABLES["attacks-gpu"]()
     assert text.startswith("## Attacks, on a GPU\n\nMilliseconds of a whole call")
-    assert "| PGD | 5 | 30 | 10 | 3.0× |" in text
+    assert "| PGD | 1 | 10 | 20 |  | 40* |  | 0.25 | 1.0 |\n| PGD | 5 | 30 | 60 |  | 40* |  | 0.75 | 3.0 |" in text

@@ -280,7 +280,7 @@ def example_keys(x: Float[Tensor, "B *S"], seed: int) -> Int[Tensor, " B"]:
     """A key of 32 bits for each example, from its values and a derived seed. Equal examples have equal keys."""
     flat = (x.float() + 0.0).flatten(1).contiguous()  # -0.0 becomes 0.0, which it equals
     position = torch.arange(flat.shape[1], dtype=torch.int32, device=x.device)
-    content = mixed(mixed(position) ^ flat.view(torch.int32)).sum(1).to(torch.int32)
+    content = mixed(mixed(position) ^ flat.view(torch.int32)).sum(1, dtype=torch.int32)
     return mixed(mixed(content ^ (seed & 0x7FFFFFFF)) + ((seed >> 32) & 0x7FFFFFFF))
 
 
@@ -293,8 +293,8 @@ def uniform(key: Int[Tensor, " B"], shape: Sequence[int]) -> Float[Tensor, "B *S
     """
     first = key.unsqueeze(1)
     bits = _positions((math.prod(shape),), first, mixed(first + 0x3C6EF372))
-    steps = (bits >> 8) & 0x7FFFFF  # 23 bits, so that a half more is exact in float32
-    return ((steps + 0.5) / 2**23).view(-1, *shape)
+    steps = (bits >> 8).bitwise_and_(0x7FFFFF)  # 23 bits, so that a half more is exact in float32
+    return steps.float().add_(0.5).mul_(2**-23).view(-1, *shape)
 
 
 def _positions(
@@ -308,6 +308,6 @@ def _positions(
 
 def mixed(word: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """One round of a 32-bit mixer, in arithmetic that wraps around."""
-    word = (word ^ ((word >> 16) & 0xFFFF)) * 0x21F0AAAD
-    word = (word ^ ((word >> 15) & 0x1FFFF)) * 0x735A2D97
-    return word ^ ((word >> 15) & 0x1FFFF)
+    word = (word >> 16).bitwise_and_(0xFFFF).bitwise_xor_(word).mul_(0x21F0AAAD)
+    word = (word >> 15).bitwise_and_(0x1FFFF).bitwise_xor_(word).mul_(0x735A2D97)
+    return (word >> 15).bitwise_and_(0x1FFFF).bitwise_xor_(word)

@@ -16,6 +16,7 @@ from dissensus.attacks.losses import LOSSES, AttackLoss, LossName, loss_function
 from dissensus.attacks.norms import Ball, Bounds, NormName, per_example
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
+from dissensus.attacks.rows import where_rows
 from dissensus.attacks.target_model import Model, PoolName
 
 Inputs = Float[Tensor, "B *S"]
@@ -154,7 +155,7 @@ def _run(rows: Examples, ascent: _Ascent, steps: Steps, seed: int, restart: int,
     x, bounds = rows.x, ascent.ball.bounds(rows.x)
     if rank is not None:
         rows = rows._replace(target=_class_of_rank(ascent.problem, rows, rank))
-    point = ascent.ball.random(x, keys(x, seed, restart))
+    point = ascent.ball.random(x, keys(x, seed, restart), bounds)
     here = ascent.problem.loss_at(point, rows, ascent.loss, ascent.targeted_loss)
     start = APGDState(
         *rows[:3],
@@ -190,15 +191,14 @@ def _updated(state: APGDState, ascent: _Ascent, weight: float) -> APGDState:
     point = ball.projected(state.x, averaged, bounds)
     here = problem.loss_at(point, state, loss, targeted_loss)
     better = here.value > state.best_value
-    wide = per_example(better, point)
     return state._replace(
         point=point,
         previous=state.point,
         value=here.value,
         gradient=here.gradient,
-        best=torch.where(wide, point, state.best),
+        best=where_rows(better, point, state.best),
         best_value=torch.where(better, here.value, state.best_value),
-        best_gradient=torch.where(wide, here.gradient, state.best_gradient),
+        best_gradient=where_rows(better, here.gradient, state.best_gradient),
         rises=state.rises + (here.value > state.value),
         done=here.is_adversarial,
     )
@@ -208,11 +208,10 @@ def _adapted(state: APGDState, interval: int) -> APGDState:
     """A checkpoint: where the loss stalls, halve the step size and return to the best point."""
     stalled = state.unchanged & (state.best_value <= state.last_best)
     halved = ((state.rises < RISING * interval) | stalled) & ~state.done  # adversarial points stay where they are
-    wide = per_example(halved, state.point)
     return state._replace(
-        point=torch.where(wide, state.best, state.point),
+        point=where_rows(halved, state.best, state.point),
         value=torch.where(halved, state.best_value, state.value),
-        gradient=torch.where(wide, state.best_gradient, state.gradient),
+        gradient=where_rows(halved, state.best_gradient, state.gradient),
         step_size=torch.where(halved, state.step_size / 2, state.step_size),
         rises=torch.zeros_like(state.rises),
         unchanged=~halved,

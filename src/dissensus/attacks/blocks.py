@@ -23,9 +23,7 @@ Step = Callable[[Any, Any, Tensor], Any]
 """``(state, kind, numbers) -> state``."""
 
 BLOCK = 10
-"""Steps between two checks of which examples are done."""
-SHARE = 1 / 8
-"""The share of rows that must be done to be set aside, since copying takes time too."""
+"""Steps between two checks of which examples are done. A CPU need not be waited for, and checks every step."""
 ANOTHER = 20
 """Steps that must remain to go on with half the rows, if that requires new graphs."""
 WORTH = 5
@@ -67,10 +65,11 @@ class Steps:
         if self.cache.enabled:
             rows = pad(rows, self._padded_size(count))
         all_rows = len(rows.done)
+        block = 1 if rows.done.device.type == "cpu" and not self.cache.enabled else BLOCK
         result, places = rows, torch.arange(len(rows.done), device=rows.done.device)
         for index in range(steps):
             rows = self._next(rows, index)
-            if (index + 1) % BLOCK == 0 and index + 1 < steps:
+            if (index + 1) % block == 0 and index + 1 < steps:
                 going = (~rows.done).nonzero().squeeze(1)
                 if len(going) == 0:
                     break
@@ -111,7 +110,7 @@ class Steps:
     def _size(self, going: int, now: int, left: int) -> int:
         """The number of rows to go on with, at most as many as now, from the rows that are going and the steps left."""
         if not self.cache.enabled:
-            return going if going <= (1 - SHARE) * now else now
+            return going if (now - going) * left >= now else now  # copying takes less time than a step
         size = self._padded_size(going)
         return size if size in self.states or left >= ANOTHER else now
 

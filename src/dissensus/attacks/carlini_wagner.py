@@ -12,7 +12,7 @@ from dissensus import checks
 from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.bisection import Nearest, nearest_points
 from dissensus.attacks.blocks import Steps
-from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
+from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, converged, nearer
 from dissensus.attacks.norms import LARGEST, l2_lengths, per_example, sums
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.target_model import Model, PoolName
@@ -100,29 +100,32 @@ class TanhSpace(NamedTuple):
         edge = 1 / (1 + self.widening) if self.widening else EDGE
         return ((x - self.middle) / self.half * edge).atanh()
 
-    def clipped(self, coordinates: Inputs) -> Inputs:
-        """w, clipped to the box."""
+    def clip_(self, coordinates: Inputs) -> Inputs:
+        """Clip w to the box, in place."""
         edge = math.atanh(1 / (1 + self.widening)) if self.widening else math.inf
-        return coordinates.clamp(-edge, edge)
+        return coordinates.clamp_(-edge, edge)
 
-    def inputs(self, tanh: Inputs, problem: AttackProblem) -> Inputs:
-        """Inputs from tanh(w)."""
-        return (self.middle + self.scale * tanh).clamp(problem.low, problem.high)
+    def inputs(self, share: Inputs, problem: AttackProblem) -> Inputs:
+        """Inputs from shares of the space: (1 + tanh(w)) / 2."""
+        return (2 * self.scale * share).add_(self.middle - self.scale).clamp_(problem.low, problem.high)
+
+    @staticmethod
+    def shares(coordinates: Inputs) -> Inputs:
+        """(1 + tanh(w)) / 2 as 1 / (1 + exp(−2 w)), which takes a CPU a tenth of the time of tanh."""
+        return (2 * coordinates).sigmoid_()
 
 
 class CarliniWagnerState(NamedTuple):
-    """State of a run: start and shift in tanh space, Adam's moments, the nearest point, the loss to compare with.
+    """State of a run: place in tanh space, Adam's moments, the nearest point, the loss to compare with.
 
-    ``origin`` is the start in tanh space, and ``start`` is where it leads: x, up to rounding.
+    ``start`` is where the place of x leads: x, up to rounding.
     """
 
-    x: Inputs
     y: Labels
     target: Labels
     constant: Numbers
-    origin: Inputs
     start: Inputs
-    shift: Inputs
+    place: Inputs
     mean: Inputs
     square: Inputs
     best: Inputs
@@ -133,29 +136,21 @@ class CarliniWagnerState(NamedTuple):
 
 
 def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSpace, step_size: float) -> Steps:
-    def step(state: CarliniWagnerState, _kind: None, numbers: Tensor) -> CarliniWagnerState:
-        compare, *bias = numbers.unbind()
-        place = state.origin + state.shift
-        tanh = place.tanh()
-        point = space.inputs(tanh, problem)
+    def step(state: CarliniWagnerState, compares: bool, numbers: Tensor) -> CarliniWagnerState:
+        share = space.shares(state.place)
+        point = space.inputs(share, problem)
         here = problem.loss_at(point, state, settings.loss)
         success = settings.is_adversarial(problem, here.scores, state)
-        nearest = nearer(
-            Nearest(state.best, state.distance, state.success), point, l2_lengths(point - state.x), success
-        )
         change = point - state.start
-        value = sums(change.flatten(1).square()) - state.constant * here.value
-        converged, reference = settings.converged(compare, value, state.reference)
-        gradient = 2 * change - per_example(state.constant, point) * here.gradient
-        gradient = gradient.mul_(space.scale).mul_(1 - tanh.square_())
-        move, mean, square = _adam(gradient, state.mean, state.square, *bias)
-        shift = space.clipped(place - move.mul_(step_size)) - state.origin
-        return state._replace(
-            shift=shift, mean=mean, square=square, reference=reference, done=converged, **nearest._asdict()
-        )
+        squared = sums(change.flatten(1).square())
+        nearest = nearer(Nearest(state.best, state.distance, state.success), point, squared.sqrt(), success)
+        descent = (per_example(state.constant, point) * here.gradient).sub_(change, alpha=2)
+        descent.mul_(4 * space.scale * share).addcmul_(descent, share, value=-1)  # dx'/dw = 4 h s (1 - s)
+        place, mean, square = _adam(state.place, descent, state.mean, state.square, *numbers.unbind())
+        compared = converged(squared, state.constant, here.value, state.reference) if compares else {}
+        return state._replace(place=space.clip_(place), mean=mean, square=square, **nearest._asdict(), **compared)
 
-    numbers = settings.step_numbers(problem, lambda index: (1 - 0.9 ** (index + 1), 1 - 0.999 ** (index + 1)))
-    return Steps(step, [None] * settings.steps, numbers, capture=problem.capture)
+    return settings.updates(problem, step, functools.partial(_adam_numbers, step_size))
 
 
 def _run(
@@ -169,13 +164,13 @@ def _run(
     steps: Steps,
 ) -> Nearest:
     zeros, false = torch.zeros_like(rows.x), torch.zeros_like(nearest.success)
-    origin = space.coordinates(rows.x)
+    place = space.coordinates(rows.x)
     start = CarliniWagnerState(
-        *rows[:3],
+        rows.y,
+        rows.target,
         constant,
-        origin=origin,
-        start=space.inputs(origin.tanh(), problem),
-        shift=zeros,
+        start=space.inputs(space.shares(place), problem),
+        place=place,
         mean=zeros,
         square=zeros,
         best=nearest.best,
@@ -185,16 +180,24 @@ def _run(
         done=false,
     )
     end = steps.carried_out(start)
-    point = space.inputs((end.origin + end.shift).tanh(), problem)  # the point after the last update counts too
+    point = space.inputs(space.shares(end.place), problem)  # the point after the last update counts too
     success = settings.is_adversarial(problem, problem.pooled_scores(point), end)
     return nearer(Nearest(end.best, end.distance, end.success), point, l2_lengths(point - rows.x), success)
 
 
 def _adam(
-    gradient: Inputs, mean: Inputs, square: Inputs, mean_correction: Number, square_correction: Number
+    place: Inputs, descent: Inputs, mean: Inputs, square: Inputs, length: Number, least: Number
 ) -> tuple[Inputs, Inputs, Inputs]:
-    """Adam's step at learning rate one, and its new moments; the corrections are 1 − β₁ᵏ and 1 − β₂ᵏ."""
-    mean = (0.9 * mean).add_(0.1 * gradient)
-    square = (0.999 * square).add_(gradient.square().mul_(0.001))
-    spread = (square / square_correction).sqrt_().add_(1e-8)
-    return (mean / mean_correction).div_(spread), mean, square
+    """Place after Adam's step along a direction of descent, and the new moments; see `_adam_numbers`."""
+    mean = mean.lerp(descent, 0.1)
+    square = (0.999 * square).addcmul_(descent, descent, value=0.001)
+    return place.addcmul(mean / square.sqrt().add_(least), length), mean, square
+
+
+def _adam_numbers(step_size: float, index: int) -> tuple[float, float]:
+    """Adam's learning rate and ε, both corrected for the bias of moments that begin at zero.
+
+    a (m / (1 − β₁ᵏ)) / (√(v / (1 − β₂ᵏ)) + ε) = a √(1 − β₂ᵏ) / (1 − β₁ᵏ) · m / (√v + ε √(1 − β₂ᵏ)).
+    """
+    root = math.sqrt(1 - 0.999 ** (index + 1))
+    return step_size * root / (1 - 0.9 ** (index + 1)), 1e-8 * root

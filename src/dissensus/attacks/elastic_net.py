@@ -8,12 +8,13 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
+from torch.nn.functional import softshrink
 
 from dissensus import checks
 from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.bisection import Nearest, nearest_points
 from dissensus.attacks.blocks import Steps
-from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
+from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, converged, nearer
 from dissensus.attacks.norms import LARGEST, l1_lengths, per_example, sums
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.target_model import Model, PoolName
@@ -63,8 +64,10 @@ def elastic_net(
     checks.one_of("rule", rule, ("EN", "L1"))
 
     def lengths(change: Inputs) -> Numbers:
-        l1 = l1_lengths(change)
-        return l1 if rule == "L1" else sums(change.flatten(1).square()) + l1_weight * l1
+        if rule == "L1":
+            return l1_lengths(change)
+        flat = change.flatten(1)
+        return sums(flat.square().add_(flat.abs().mul_(l1_weight)))
 
     with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
         settings = DistanceMinimisation(steps, confidence, abort_early)
@@ -100,27 +103,26 @@ def _steps(
     l1_weight: float,
     lengths: Callable[[Inputs], Numbers],
 ) -> Steps:
-    def step(state: ElasticNetState, _kind: None, numbers: Tensor) -> ElasticNetState:
-        compare, length, momentum = numbers.unbind()
+    def step(state: ElasticNetState, compares: bool, numbers: Tensor) -> ElasticNetState:
+        length, momentum = numbers.unbind()
         here = problem.loss_at(state.extrapolated, state, settings.loss)
         change = state.extrapolated - state.x
-        gradient = 2 * change - per_example(state.constant, change) * here.gradient
-        moved = state.extrapolated - length * gradient
-        point = _shrunk(moved, state.x, l1_weight, problem)
+        descent = (per_example(state.constant, change) * here.gradient).sub_(change, alpha=2)
+        moved = state.extrapolated.addcmul(descent, length)
+        point = _shrunk(moved.sub_(state.x), state.x, l1_weight, problem)
         success = settings.is_adversarial(problem, problem.pooled_scores(point), state)
         nearest = nearer(Nearest(state.best, state.distance, state.success), point, lengths(point - state.x), success)
-        value = sums(change.flatten(1).square()) - state.constant * here.value
-        converged, reference = settings.converged(compare, value, state.reference)
-        extrapolated = point + momentum * (point - state.point)
-        return state._replace(
-            point=point, extrapolated=extrapolated, reference=reference, done=converged, **nearest._asdict()
-        )
+        extrapolated = (point - state.point).mul_(momentum).add_(point)
+        compared = {}
+        if compares:
+            squared = sums(change.flatten(1).square())
+            compared = converged(squared, state.constant, here.value, state.reference)
+        return state._replace(point=point, extrapolated=extrapolated, **nearest._asdict(), **compared)
 
     def step_numbers(index: int) -> tuple[float, float]:
         return step_size * math.sqrt(1 - index / settings.steps), index / (index + 3)
 
-    numbers = settings.step_numbers(problem, step_numbers)
-    return Steps(step, [None] * settings.steps, numbers, capture=problem.capture)
+    return settings.updates(problem, step, step_numbers)
 
 
 def _run(rows: Examples, constant: Numbers, nearest: Nearest, *, steps: Steps) -> Nearest:
@@ -140,8 +142,6 @@ def _run(rows: Examples, constant: Numbers, nearest: Nearest, *, steps: Steps) -
     return Nearest(end.best, end.distance, end.success)
 
 
-def _shrunk(moved: Inputs, x: Inputs, threshold: float, problem: AttackProblem) -> Inputs:
-    """Soft thresholding of moved − x inside the box: changes no larger than the threshold become zero."""
-    change = moved - x
-    shrunk = torch.where(change > 0, moved - threshold, moved + threshold).clamp(problem.low, problem.high)
-    return torch.where(change.abs() > threshold, shrunk, x)
+def _shrunk(change: Inputs, x: Inputs, threshold: float, problem: AttackProblem) -> Inputs:
+    """x and a change that is nearer to zero by a threshold, inside the box. Changes up to the threshold become zero."""
+    return softshrink(change, threshold).add_(x).clamp_(problem.low, problem.high)

@@ -15,6 +15,7 @@ from dissensus.attacks.losses import cross_entropy
 from dissensus.attacks.norms import LARGEST, Ball, Bounds, NormName, Reach, l1_lengths, per_example
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
+from dissensus.attacks.rows import where_rows
 from dissensus.attacks.target_model import Model, PoolName
 
 Inputs = Float[Tensor, "B *S"]
@@ -135,9 +136,10 @@ def _one_step(rows: Examples, problem: AttackProblem, ball: Ball, settings: Grad
 
 def _run(rows: Examples, ball: Ball, settings: GradientSteps, steps: Steps, restart: int) -> Tensor:
     x = rows.x
-    start = ball.random(x, keys(x, settings.seed, restart)) if settings.random_start else x
+    bounds = ball.bounds(x)
+    start = ball.random(x, keys(x, settings.seed, restart), bounds) if settings.random_start else x
     done = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    return steps.carried_out(GradientState(*rows, *ball.bounds(x), start, torch.zeros_like(x), done)).point
+    return steps.carried_out(GradientState(*rows, *bounds, start, torch.zeros_like(x), done)).point
 
 
 CLEAN = "clean"
@@ -156,7 +158,7 @@ def _steps(problem: AttackProblem, ball: Ball, settings: GradientSteps) -> Steps
         )
         if not settings.stop:
             return state._replace(point=point, momentum=momentum)
-        point = torch.where(per_example(here.is_adversarial, point), state.point, point)
+        point = where_rows(here.is_adversarial, state.point, point)
         return state._replace(point=point, momentum=momentum, done=here.is_adversarial)
 
     first = None if settings.random_start else CLEAN
@@ -176,8 +178,8 @@ def updated(
     """Point after a step along the gradient, or along its decaying sum (``decay``), projected; and the new sum."""
     if decay is not None:
         scale = l1_lengths(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
-        gradient = momentum = decay * momentum + gradient / per_example(scale, gradient)
-    return ball.projected(x, point + step_size * ball.steepest(gradient), bounds), momentum
+        gradient = momentum = (gradient / per_example(scale, gradient)).add_(decay * momentum)
+    return ball.projected(x, ball.steepest(gradient).mul_(step_size).add_(point), bounds), momentum
 
 
 def climbed(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Integer
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.attacks.bisection import Nearest
+from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import margin, one_hot_mask
-from dissensus.attacks.norms import LARGEST, per_example
+from dissensus.attacks.norms import LARGEST
 from dissensus.attacks.problem import AttackProblem, HasLabels
+from dissensus.attacks.rows import where_rows
 
 Inputs = Float[Tensor, "B *S"]
 Labels = Integer[Tensor, " B"]
 Numbers = Float[Tensor, " B"]
-Number = Float[Tensor, ""]
 
 STALLED = 0.9999
 """A loss above this share of its value a tenth of all steps ago has converged."""
@@ -38,27 +39,40 @@ class DistanceMinimisation(NamedTuple):
         self, problem: AttackProblem, scores: Float[Tensor, "B C"], rows: HasLabels
     ) -> Bool[Tensor, " B"]:
         """Whether the goal is reached with confidence κ."""
+        if not self.confidence:
+            return problem.is_adversarial(scores, rows)
         classes, handicap = (rows.target, -self.confidence) if problem.targeted else (rows.y, self.confidence)
         return problem.is_adversarial(scores + handicap * one_hot_mask(classes, problem.classes), rows)
 
-    def converged(self, compare: Number, value: Numbers, reference: Numbers) -> tuple[Bool[Tensor, " B"], Numbers]:
-        """Whether each loss has converged, in steps that compare losses; and the loss to compare with next time."""
-        comparing = compare > 0
-        return comparing & (value > STALLED * reference), torch.where(comparing, value, reference)
+    def updates(
+        self,
+        problem: AttackProblem,
+        step: Callable[[Any, bool, Tensor], Any],
+        numbers: Callable[[int], tuple[float, ...]],
+    ) -> Steps:
+        """All updates of a run.
 
-    def step_numbers(
-        self, problem: AttackProblem, numbers: Callable[[int], tuple[float, ...]]
-    ) -> Float[Tensor, "steps K"]:
-        """Numbers of every step, on the device: whether to compare losses (ten times in all), and the attack's."""
+        Args:
+            problem: The attack's problem.
+            step: ``(state, compares, numbers) -> state``. Ten of all steps compare losses, to find what has converged.
+            numbers: Numbers of a step, which it reads on the device.
+        """
         interval = math.ceil(self.steps / 10)
-        rows = [(self.abort_early and index % interval == 0, *numbers(index)) for index in range(self.steps)]
-        return problem.examples.x.new_tensor(rows)
+        compares = [self.abort_early and index % interval == 0 for index in range(self.steps)]
+        rows = problem.examples.x.new_tensor([numbers(index) for index in range(self.steps)])
+        return Steps(step, compares, rows, capture=problem.capture)
+
+
+def converged(squared: Numbers, constant: Numbers, loss: Numbers, reference: Numbers) -> dict[str, Tensor]:
+    """Which examples are done, because their objective has hardly fallen; and the value to compare with next time."""
+    value = squared - constant * loss
+    return {"done": value > STALLED * reference, "reference": value}
 
 
 def nearer(nearest: Nearest, point: Inputs, length: Numbers, success: Bool[Tensor, " B"]) -> Nearest:
     """The nearest points so far, updated with adversarial points that are nearer."""
     closer = success & (length < nearest.distance)
-    best = torch.where(per_example(closer, point), point, nearest.best)
+    best = where_rows(closer, point, nearest.best)
     return Nearest(best, torch.where(closer, length, nearest.distance), nearest.success | success)
 
 

@@ -37,7 +37,8 @@ def linf_lengths(change: Points) -> Lengths:
     >>> linf_lengths(torch.tensor([[3.0, -4.0]]))
     tensor([4.])
     """
-    return change.flatten(1).abs().amax(1)
+    flat = change.flatten(1)
+    return torch.maximum(flat.amax(1), -flat.amin(1))
 
 
 def l2_lengths(change: Points) -> Lengths:
@@ -104,9 +105,9 @@ def toward(x: Points, change: Points) -> Points:
 
 def _at_most(x: Points, moved: Points, reach: Reach) -> Points:
     """Moved points, or their neighbours towards x where rounding has moved them farther than a reach."""
-    too_far = (moved - x).abs_() > reach
+    too_far = (moved - x).abs_().sub_(reach).sign_().clamp_(min=0)  # the sign of a difference is exact
     # Exact, and on a CPU faster than a choice by a mask of rounding errors, which no processor can foresee.
-    return (torch.nextafter(moved, x) - moved).mul_(too_far).add_(moved)
+    return torch.nextafter(moved, x).sub_(moved).mul_(too_far).add_(moved)
 
 
 def _linf_bounds(x: Points, epsilon: Reach) -> Bounds:
@@ -217,12 +218,12 @@ class Ball(NamedTuple):
         """Points after one step from x along a gradient, projected; without bounds, which serve many steps."""
         if self.norm != "linf" or not isinstance(self.epsilon, float) or step_size < self.epsilon:
             return self.projected(x, x + step_size * self.steepest(gradient))
-        change = self.steepest(gradient).mul_(self.epsilon)
-        return _at_most(x, x + change, self.epsilon).clamp_(self.low, self.high)
+        moved = self.steepest(gradient).mul_(self.epsilon).add_(x)
+        return _at_most(x, moved, self.epsilon).clamp_(self.low, self.high)
 
-    def random(self, x: Points, key: Int[Tensor, " B"]) -> Points:
+    def random(self, x: Points, key: Int[Tensor, " B"], bounds: Bounds | None = None) -> Points:
         """Points drawn uniformly from the ball around x, then clipped to the box."""
-        return self.projected(x, x + self.epsilon * NORMS[self.norm].random(x, key))
+        return self.projected(x, x + self.epsilon * NORMS[self.norm].random(x, key), bounds)
 
 
 def largest_at_most(value: float, dtype: torch.dtype) -> float:

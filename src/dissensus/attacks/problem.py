@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from dissensus import calls, checks
 from dissensus.attacks.losses import AttackLoss
+from dissensus.attacks.norms import linf_lengths
+from dissensus.attacks.rows import where_rows
 from dissensus.attacks.target_model import (
     Model,
     PoolName,
@@ -82,7 +84,7 @@ class LossAtPoint(NamedTuple):
 class AttackProblem:
     """Examples on the model's device, the goal, and everything attacks compute with the model.
 
-    No method synchronises with the host, except `solve`.
+    No method synchronises with the host, except `solve` and `verify`.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class AttackProblem:
             if gradient is None:
                 self._refuse_without_gradient()
             gradient = gradient if position is None else gradient[position]
-            largest = gradient.flatten(1).abs().amax(1)  # NaN if there is any
+            largest = linf_lengths(gradient)  # NaN if there is any
             self.nonfinite_gradients.add_((~largest.isfinite()).sum())
             gradients.append(gradient.nan_to_num(nan=0.0))
         return gradients
@@ -202,7 +204,7 @@ class AttackProblem:
         length = lengths(candidates - rows.x)
         least, largest = candidates.flatten(1).amin(1), candidates.flatten(1).amax(1)  # NaN if there is any
         valid = (least >= self.low) & (largest <= self.high) & least.isfinite() & largest.isfinite() & (length <= limit)
-        inputs = torch.where(valid.view(-1, *[1] * (candidates.ndim - 1)), candidates, rows.x)
+        inputs = candidates if valid.all() else where_rows(valid, candidates, rows.x)
         return valid & self.is_adversarial(self.pooled_scores(inputs), rows), length
 
     def solve(

@@ -15,6 +15,7 @@ from dissensus.attacks.losses import cross_entropy, margin
 from dissensus.attacks.norms import Ball, Bounds, NormName, l2_lengths, per_example, sums
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, HasLabels, attack_problem
 from dissensus.attacks.random_numbers import Word, keys, random_integers, random_signs, uniform
+from dissensus.attacks.rows import where_rows
 from dissensus.attacks.target_model import Model, PoolName
 
 Inputs = Float[Tensor, "B *S"]
@@ -141,11 +142,11 @@ def _steps(problem: AttackProblem, ball: Ball, share: float, queries: int) -> St
 
     def step(state: SquareState, part: float, numbers: Tensor) -> SquareState:
         (number,) = numbers.unbind()
-        point = proposal(state, part, number, ball)
-        value, is_adversarial = _loss(problem, point, state)
+        change = proposal(state, part, number, ball)
+        value, is_adversarial = _loss(problem, change.point, state)
         better = (value > state.value) | is_adversarial
         return state._replace(
-            point=torch.where(per_example(better, point), point, state.point),
+            point=change.kept(better),
             value=torch.where(better, value, state.value),
             queries=state.queries + 1,
             done=is_adversarial,
@@ -177,17 +178,57 @@ def _stripes(x: Images, key: Keys) -> Images:
     return random_signs(uniform(key, (x.shape[1], 1, x.shape[3]), 0)).expand(x.shape)
 
 
-def _linf_proposal(state: SquareState, share: float, index: Word, _ball: Ball) -> Inputs:
+class WholeProposal(NamedTuple):
+    """A proposal that may differ from the point anywhere."""
+
+    point: Inputs
+    before: Inputs
+
+    def kept(self, better: Bool[Tensor, " B"]) -> Inputs:
+        """The proposal where it is better, and the point before elsewhere."""
+        return where_rows(better, self.point, self.before)
+
+
+class LocalProposal(NamedTuple):
+    """A proposal that differs from the point before in a few places of each example, which costs less to keep or drop.
+
+    ``kept`` overwrites ``point``.
+    """
+
+    point: Inputs
+    places: Int[Tensor, "B K"]
+    new: Float[Tensor, "B K"]
+    old: Float[Tensor, "B K"]
+
+    def kept(self, better: Bool[Tensor, " B"]) -> Inputs:
+        """The proposal where it is better, and the point before elsewhere."""
+        values = torch.where(better.unsqueeze(1), self.new, self.old)
+        return self.point.flatten(1).scatter_(1, self.places, values).view(self.point.shape)
+
+
+def _linf_proposal(state: SquareState, share: float, index: Word, _ball: Ball) -> LocalProposal:
     """Proposal in L∞: x ± ε inside a new square, with one sign per channel. These are the bounds of the ball."""
-    point, least, largest = map(_images, (state.point, state.least, state.largest))
-    channels, height, width = point.shape[1:]
+    channels, height, width = _images(state.point).shape[1:]
     side = max(round(math.sqrt(share * height * width)), 1)
     tall = min(side, height)
-    wide = min(side if side <= height else round(share * width), width)
-    numbers = uniform(state.key, (2 + channels, 1, 1), index)
-    inside = _window(numbers[:, :2], (height, width), (tall, max(wide, 1))).inside
-    edge = torch.where(random_signs(numbers[:, 2:]) < 0, least, largest)
-    return torch.where(inside, edge, point).view(state.point.shape)
+    wide = max(min(side if side <= height else round(share * width), width), 1)
+    numbers = uniform(state.key, (2 + channels,), index)
+    places = _places(numbers[:, :2], (channels, height, width), (tall, wide))
+    up = (random_signs(numbers[:, 2:]) > 0).repeat_interleave(tall * wide, 1)
+    least, largest, old = (bound.flatten(1).gather(1, places) for bound in (state.least, state.largest, state.point))
+    new = torch.where(up, largest, least)
+    return LocalProposal(state.point.flatten(1).scatter(1, places, new).view(state.point.shape), places, new, old)
+
+
+def _places(numbers: Float[Tensor, "B 2"], shape: tuple[int, int, int], size: tuple[int, int]) -> Int[Tensor, "B K"]:
+    """Indices, in flattened images, of all channels of a window at the position that two random numbers select."""
+    (channels, height, width), device = shape, numbers.device
+    top = random_integers(numbers[:, :1], height - size[0] + 1)
+    left = random_integers(numbers[:, 1:], width - size[1] + 1)
+    rows, columns = (torch.arange(length, device=device) for length in size)
+    window = (rows.unsqueeze(1) * width + columns).flatten()
+    inside = torch.arange(channels, device=device).unsqueeze(1) * (height * width) + window
+    return (top * width + left) + inside.flatten()
 
 
 def _tiles(x: Images, key: Keys) -> Images:
@@ -205,7 +246,7 @@ def _tiles(x: Images, key: Keys) -> Images:
     return change / per_example(l2_lengths(change), change)
 
 
-def _l2_proposal(state: SquareState, share: float, index: Word, ball: Ball) -> Inputs:
+def _l2_proposal(state: SquareState, share: float, index: Word, ball: Ball) -> WholeProposal:
     """Proposal in L2: the change of one window moves to another window, and two bumps are added there.
 
     Each channel keeps its budget, and the budget that clipping to the box left unused is spent again.
@@ -229,7 +270,8 @@ def _l2_proposal(state: SquareState, share: float, index: Word, ball: Ball) -> I
     new = new / (_channel_lengths(new) + TINY) * (unused + used).sqrt()
     moved = torch.where(inside, new, torch.where(old_window.inside, 0.0, change))
     moved = x + epsilon * moved / (per_example(l2_lengths(moved), moved) + TINY)
-    return ball.projected(state.x, moved.view(state.x.shape), Bounds(state.least, state.largest))
+    point = ball.projected(state.x, moved.view(state.x.shape), Bounds(state.least, state.largest))
+    return WholeProposal(point, state.point)
 
 
 class Window(NamedTuple):
