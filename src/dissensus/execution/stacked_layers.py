@@ -100,10 +100,17 @@ def _autocast_dtype(weight: Tensor) -> torch.dtype:
 
 
 def _channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Images ``[M, B, C, H, W]`` whose memory is channels last; a batch that all members share stays one."""
-    if len(x) > 1 and x.stride(0) == 0:
+    """Images ``[M, B, C, H, W]`` whose memory is channels last; a batch that all members share stays one.
+
+    It is copied for each member where its gradient is wanted, which is each member's own.
+    """
+    if _is_shared(x) and not (x.requires_grad and torch.is_grad_enabled()):
         return _channels_last(x[:1], dtype).expand_as(x)
     return x.to(dtype or x.dtype).movedim(2, -1).contiguous().movedim(-1, 2)
+
+
+def _is_shared(x: Tensor) -> bool:
+    return len(x) > 1 and x.stride(0) == 0
 
 
 def _out_size(size: int, side: int, stride: int, padding: int) -> int:
@@ -208,10 +215,9 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
     by_rule = KERNEL if KERNEL in candidates and max(weight.shape[1:3]) <= NARROW else STREAMS
     if ways.by_rule:
         return Routes(by_rule, by_rule, by_rule)
-    shared = len(x) > 1 and x.stride(0) == 0
     shape = "x".join(map(str, (*x.shape[:2], *x.shape[3:], *weight.shape[1:], *geometry.stride, *geometry.padding)))
     precision = ", tf32" if x.dtype == torch.float32 and convolutions_use_tf32() else ""
-    place = f"{shape}, {str(x.dtype).removeprefix('torch.')}{precision}{', one batch' if shared else ''}"
+    place = f"{shape}, {str(x.dtype).removeprefix('torch.')}{precision}{', one batch' if _is_shared(x) else ''}"
 
     def chosen(operation: str) -> str:
         key = f"{operation} {place}"
@@ -378,7 +384,7 @@ def _precision(x: Tensor) -> str:
 def _image_rows(x: Tensor) -> tuple[Tensor, int]:
     """A tensor whose memory is channels last, and the distance of members in it, 0 for a batch that they share."""
     x = _channels_last(x)
-    return x, 0 if len(x) > 1 and x.stride(0) == 0 else x[0].numel()
+    return x, 0 if _is_shared(x) else x[0].numel()
 
 
 def _weight_strides(weight: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
@@ -505,7 +511,6 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
         parts,
         members,
         rows,
-        each,
         *x.shape[3:],
         *dy.shape[3:],
         x_member,
@@ -513,6 +518,7 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
         inputs if last else 1,
         INPUTS=inputs,
         OUTPUTS=outputs,
+        EACH=each,
         ROWS=tile.rows,
         OUTS=outs,
         STEP=tile.columns,
@@ -520,7 +526,7 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
         **_constants(weight, geometry, x),
     )
     if splits > 1:
-        kernels().add_parts[(-(-dw.numel() // 256),)](parts, dw, dw.numel(), splits, SIZE=256)
+        kernels().add_parts[(-(-dw.numel() // 256),)](parts, dw, dw.numel(), SPLITS=splits, SIZE=256)
     return result
 
 
@@ -677,13 +683,13 @@ def kernel_norm(
         mean, rstd = (x.new_empty(members, channels, dtype=torch.float32) for _ in range(2))
         parts, splits, each = _norm_parts(x, rows, lines, blocks)
         kernels().norm_sums[(splits, members, blocks)](
-            x, x, x, x, x, parts, members, rows, each, BACKWARD=False, RELU=False, ROWS=lines, **constants
+            x, x, x, x, x, parts, members, rows, EACH=each, BACKWARD=False, RELU=False, ROWS=lines, **constants
         )
         tracked = statistics if settings.tracks else None
         running = (mean, rstd) if tracked is None else tracked
-        numbers = (members, rows, splits, settings.momentum, settings.eps)
+        numbers = (members, rows, settings.momentum, settings.eps)
         kernels().norm_statistics[(members, blocks)](
-            x, parts, mean, rstd, *running, *numbers, TRACKED=tracked is not None, **constants
+            x, parts, mean, rstd, *running, *numbers, TRACKED=tracked is not None, SPLITS=splits, **constants
         )
     else:
         assert statistics is not None
@@ -729,7 +735,7 @@ def kernel_norm_gradient(
     outputs = x if y is None else y
     parts, splits, each = _norm_parts(x, rows, lines, blocks)
     kernels().norm_sums[(splits, members, blocks)](
-        x, outputs, dy, mean, rstd, parts, members, rows, each, BACKWARD=True, ROWS=lines, **constants
+        x, outputs, dy, mean, rstd, parts, members, rows, EACH=each, BACKWARD=True, ROWS=lines, **constants
     )
     sums = parts[0] if splits == 1 else parts.sum(0)
     dx = torch.empty_like(x)

@@ -114,7 +114,6 @@ def weigh(
     parts,
     members,
     rows,
-    rows_each,
     height,
     width,
     from_height,
@@ -131,6 +130,7 @@ def weigh(
     LINE_PADDING: tl.constexpr,
     COLUMN_PADDING: tl.constexpr,
     PRECISION: tl.constexpr,
+    EACH: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STEP: tl.constexpr,
@@ -138,7 +138,7 @@ def weigh(
     """A tile of the gradient of one member's weights, summed over a part of the rows; `add_parts` adds the parts.
 
     ``dy [from_height, from_width, OUTPUTS]`` is the gradient of outputs of ``x [height, width, INPUTS]``. Taps and
-    channels are one axis, so that a tile of few channels has several taps.
+    channels are one axis, so that a tile of few channels has several taps. A part has EACH rows, a multiple of ROWS.
     """
     size: tl.constexpr = LINES * COLUMNS * INPUTS
     tiles: tl.constexpr = (size + STEP - 1) // STEP
@@ -150,10 +150,9 @@ def weigh(
     x_at = x + member * x_member
     dy_at = dy + member * rows * OUTPUTS
     total = tl.zeros((OUTS, STEP), dtype=tl.float32)
-    last = tl.minimum((split + 1) * rows_each, rows)
-    for first in range(split * rows_each, last, ROWS):
-        row = first + tl.arange(0, ROWS)
-        known_row = row < last
+    for first in range(0, EACH, ROWS):
+        row = split * EACH + first + tl.arange(0, ROWS)
+        known_row = row < rows
         image, place = row // (from_height * from_width), row % (from_height * from_width)
         line, fits_line = source(
             (place // from_width)[:, None], (tap // COLUMNS)[None, :], LINE_STRIDE, LINE_PADDING, False
@@ -173,13 +172,13 @@ def weigh(
 
 
 @triton.jit
-def add_parts(parts, total, size, splits, SIZE: tl.constexpr):
+def add_parts(parts, total, size, SPLITS: tl.constexpr, SIZE: tl.constexpr):
     """Sums over the first axis of ``parts [splits, size]``."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = at < size
     value = tl.zeros((SIZE,), dtype=tl.float32)
-    for split in range(splits):
-        value += tl.load(parts + split.to(tl.int64) * size + at, mask=inside, other=0.0)
+    for split in range(SPLITS):
+        value += tl.load(parts + split * size.to(tl.int64) + at, mask=inside, other=0.0)
     tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
 
 
@@ -193,10 +192,10 @@ def norm_sums(
     parts,
     members,
     rows,
-    rows_each,
     CHANNELS: tl.constexpr,
     BACKWARD: tl.constexpr,
     RELU: tl.constexpr,
+    EACH: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -214,11 +213,10 @@ def norm_sums(
         scale = tl.load(rstd + member * CHANNELS + channel, mask=known, other=0.0)
     else:
         centre = tl.load(x + own + channel, mask=known, other=0.0).to(tl.float32)
-    last = tl.minimum((split + 1) * rows_each, rows)
-    for first in range(split * rows_each, last, ROWS):
-        row = first + tl.arange(0, ROWS)
+    for first in range(0, EACH, ROWS):
+        row = split * EACH + first + tl.arange(0, ROWS)
         at = row[:, None] * CHANNELS + channel[None, :]
-        inside = (row < last)[:, None] & known[None, :]
+        inside = (row < rows)[:, None] & known[None, :]
         a = tl.load(x + own + at, mask=inside, other=0.0).to(tl.float32) - centre[None, :]
         if BACKWARD:
             g = tl.load(dy + own + at, mask=inside, other=0.0).to(tl.float32)
@@ -245,11 +243,11 @@ def norm_statistics(
     running_variance,
     members,
     rows,
-    splits,
     momentum,
     eps,
     CHANNELS: tl.constexpr,
     TRACKED: tl.constexpr,
+    SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Means and 1 / √(variance + eps) of all rows, and running statistics moved towards them."""
@@ -257,7 +255,7 @@ def norm_statistics(
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     known = channel < CHANNELS
     first_sum, second_sum = tl.zeros((WIDTH,), dtype=tl.float32), tl.zeros((WIDTH,), dtype=tl.float32)
-    for split in range(splits):
+    for split in range(SPLITS):
         at = (split * members + member) * 2 * CHANNELS + channel
         first_sum += tl.load(parts + at, mask=known, other=0.0)
         second_sum += tl.load(parts + at + CHANNELS, mask=known, other=0.0)
