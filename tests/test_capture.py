@@ -63,7 +63,15 @@ def replays(steps_by):
     return switch
 
 
-@pytest.mark.slow(fast=["mlp-loop-cpu", "two_dropouts-vmap-cpu", "cnn_batch_norm-batched-cpu", "mlp-streams-cpu", "cnn_batch_norm-stacked-cpu"])
+@pytest.mark.slow(
+    fast=[
+        "mlp-loop-cpu",
+        "two_dropouts-vmap-cpu",
+        "cnn_batch_norm-batched-cpu",
+        "mlp-streams-cpu",
+        "cnn_batch_norm-stacked-cpu",
+    ]
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams", "stacked"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])

@@ -482,7 +482,7 @@ def _second_pass(trial: TrialPass, name: str) -> float:
 
 
 def _problem(trial: TrialPass, name: str, form: str) -> str:
-    """Why the compiled form of a backend cannot be used; empty if it gives what the backend gives."""
+    """Why a backend that compiles cannot be used; empty if it gives what another backend gives."""
     device = first_tensor(trial.x).device
     try:
         with generators_kept(device):
@@ -498,11 +498,11 @@ def _problem(trial: TrialPass, name: str, form: str) -> str:
     if not close(repeated, expected, most):
         return ""  # it draws numbers that no key determines
     if not close(output, expected, most):
-        return "its outputs differ from those of the same pass without compiling"
+        return f"its outputs differ from those of backend {name}"
     if not all(close(written[name_of], buffers[name_of], most) for name_of in buffers):
-        return "what it writes to buffers differs from the same pass without compiling"
+        return f"what it writes to buffers differs from backend {name}"
     if not all(_near(grad, gradient, most) for grad, gradient in zip(grads, gradients, strict=True)):
-        return "its gradients differ from those of the same pass without compiling"
+        return f"its gradients differ from those of backend {name}"
     return ""
 
 

@@ -7,6 +7,7 @@ and the derivatives of each are the two others. Each runs in one of several ways
 import functools
 import importlib
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dissensus.execution.batched import stacked_batch_norm, stacked_convolution
-from dissensus.execution.graphs import captured
+from dissensus.execution.graphs import captured, on
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.skeleton import first_line
 from dissensus.execution.tf32 import convolutions_use_tf32
@@ -49,6 +50,12 @@ def runs_kernels(x: Tensor) -> bool:
     return x.is_cuda and fits and kernels() is not None
 
 
+def _launch(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on the device of its first tensor."""
+    with on(x.device):
+        getattr(kernels(), name)[grid](x, *arguments, **constants)
+
+
 class Geometry(NamedTuple):
     """What a convolution is, apart from its tensors."""
 
@@ -68,6 +75,12 @@ class Tile(NamedTuple):
 
 IMAGE_TILE, SUM_TILE = Tile(), Tile(rows=64)
 """Of kernels that compute images, and of those that sum over them."""
+TILES = {
+    KERNEL: (IMAGE_TILE, SUM_TILE),
+    f"{KERNEL}, small tiles": (Tile(64), Tile(32)),
+    f"{KERNEL}, large tiles": (Tile(256, 8), Tile(64, columns=128)),
+}
+"""Tiles that are timed."""
 
 
 def convolution(
@@ -211,7 +224,8 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
     """
     if not x.is_cuda:
         return Routes(GROUPED, GROUPED, GROUPED)
-    candidates = [name for name in (KERNEL, STREAMS, GROUPED) if name != KERNEL or runs_kernels(x)]
+    fits = runs_kernels(x) and math.prod(_out_shape(x, weight, geometry)[1:]) <= MOST_NUMBERS
+    candidates = [*(TILES if fits else []), STREAMS, GROUPED]
     by_rule = KERNEL if KERNEL in candidates and max(weight.shape[1:3]) <= NARROW else STREAMS
     if ways.by_rule:
         return Routes(by_rule, by_rule, by_rule)
@@ -224,7 +238,7 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
         if key not in ways:
             if torch.cuda.is_current_stream_capturing():
                 return by_rule
-            with torch.no_grad():
+            with torch.no_grad(), on(x.device):
                 ways[key] = _fastest(operation, candidates, x.detach(), weight.detach(), geometry)
         return ways[key]
 
@@ -258,11 +272,17 @@ def _fastest(operation: str, candidates: list[str], x: Tensor, weight: Tensor, g
             times[name] = replay_milliseconds(run)
         except Exception as reason:  # a compiler may raise anything
             reasons.append(first_line(reason))
-            log.warning("a convolution does not run as %s: %s", name, reasons[-1])
+            _tell(f"convolutions do not all run in the way {name!r}: {reasons[-1]}")
     if not times:
         raise RuntimeError(reasons[0])
     _fastest_before[key] = min(times, key=times.__getitem__)
     return _fastest_before[key]
+
+
+@functools.cache
+def _tell(message: str) -> None:
+    """Say something in the log once."""
+    log.warning(message)
 
 
 def replay_milliseconds(function: Callable[[], object], rounds: int = 5) -> float:
@@ -447,7 +467,9 @@ def _convolved(
     rows, inputs = batch * height * width, x.shape[2]
     outs = min(_power(channels), 64)
     grid = (-(-rows // tile.rows), -(-channels // outs), members)
-    kernels().convolve[grid](
+    _launch(
+        "convolve",
+        grid,
         x,
         weight,
         x if bias is None else bias,
@@ -504,8 +526,10 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
     outs = min(_power(outputs), 64)
     programs = -(-outputs // outs) * -(-size // tile.columns)
     splits, each = _parts(rows, programs * members, tile.rows)
-    parts = dw if splits == 1 else torch.empty((splits, dw.numel()), device=x.device, dtype=torch.float32)
-    kernels().weigh[(programs, splits, members)](
+    parts = dw if splits == 1 else x.new_empty((splits, dw.numel()), dtype=torch.float32)
+    _launch(
+        "weigh",
+        (programs, splits, members),
         x,
         dy,
         parts,
@@ -526,7 +550,7 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
         **_constants(weight, geometry, x),
     )
     if splits > 1:
-        kernels().add_parts[(-(-dw.numel() // 256),)](parts, dw, dw.numel(), SPLITS=splits, SIZE=256)
+        _launch("add_parts", (-(-dw.numel() // 256),), parts, dw, dw.numel(), SPLITS=splits, SIZE=256)
     return result
 
 
@@ -682,21 +706,47 @@ def kernel_norm(
     if settings.uses_batch:
         mean, rstd = (x.new_empty(members, channels, dtype=torch.float32) for _ in range(2))
         parts, splits, each = _norm_parts(x, rows, lines, blocks)
-        kernels().norm_sums[(splits, members, blocks)](
-            x, x, x, x, x, parts, members, rows, EACH=each, BACKWARD=False, RELU=False, ROWS=lines, **constants
+        _launch(
+            "norm_sums",
+            (splits, members, blocks),
+            x,
+            x,
+            x,
+            x,
+            x,
+            parts,
+            members,
+            rows,
+            EACH=each,
+            BACKWARD=False,
+            RELU=False,
+            ROWS=lines,
+            **constants,
         )
         tracked = statistics if settings.tracks else None
         running = (mean, rstd) if tracked is None else tracked
         numbers = (members, rows, settings.momentum, settings.eps)
-        kernels().norm_statistics[(members, blocks)](
-            x, parts, mean, rstd, *running, *numbers, TRACKED=tracked is not None, SPLITS=splits, **constants
+        _launch(
+            "norm_statistics",
+            (members, blocks),
+            x,
+            parts,
+            mean,
+            rstd,
+            *running,
+            *numbers,
+            TRACKED=tracked is not None,
+            SPLITS=splits,
+            **constants,
         )
     else:
         assert statistics is not None
         mean, rstd = statistics[0].float(), (statistics[1].float() + settings.eps).rsqrt()
-    y = torch.empty_like(x)
+    y = _new_like(x)
     weight, bias = (None if tensor is None else _dense_rows(tensor) for tensor in (weight, bias))
-    kernels().norm_rows[(-(-rows // lines), members, blocks)](
+    _launch(
+        "norm_rows",
+        (-(-rows // lines), members, blocks),
         x,
         x if residual is None else residual,
         mean,
@@ -734,15 +784,30 @@ def kernel_norm_gradient(
     constants = {"CHANNELS": channels, "WIDTH": width, "RELU": y is not None}
     outputs = x if y is None else y
     parts, splits, each = _norm_parts(x, rows, lines, blocks)
-    kernels().norm_sums[(splits, members, blocks)](
-        x, outputs, dy, mean, rstd, parts, members, rows, EACH=each, BACKWARD=True, ROWS=lines, **constants
+    _launch(
+        "norm_sums",
+        (splits, members, blocks),
+        x,
+        outputs,
+        dy,
+        mean,
+        rstd,
+        parts,
+        members,
+        rows,
+        EACH=each,
+        BACKWARD=True,
+        ROWS=lines,
+        **constants,
     )
     sums = parts[0] if splits == 1 else parts.sum(0)
-    dx = torch.empty_like(x)
+    dx = _new_like(x)
     # Without ReLU, the gradient of the residual is that of outputs.
-    masked = torch.empty_like(x) if wants_residual and y is not None else None
+    masked = _new_like(x) if wants_residual and y is not None else None
     weight = None if weight is None else _dense_rows(weight)
-    kernels().norm_gradient[(-(-rows // lines), members, blocks)](
+    _launch(
+        "norm_gradient",
+        (-(-rows // lines), members, blocks),
         x,
         outputs,
         dy,
@@ -766,6 +831,11 @@ def kernel_norm_gradient(
     return dx, of_weight.to(weight.dtype), of_bias.to(weight.dtype), masked if y is not None else dy
 
 
+def _new_like(x: Tensor) -> Tensor:
+    """Memory for activations ``[M, B, C, ...]``, channels last."""
+    return x.new_empty(x.movedim(2, -1).shape).movedim(-1, 2)
+
+
 def _dense_rows(tensor: Tensor) -> Tensor:
     """A tensor ``[M, C]`` whose rows have no gaps; there may be some between rows."""
     return tensor if tensor.stride(1) == 1 else tensor.contiguous()
@@ -777,8 +847,16 @@ def _norm_parts(x: Tensor, rows: int, lines: int, blocks: int) -> tuple[Tensor, 
     return x.new_empty((splits, len(x), 2, x.shape[2]), dtype=torch.float32), splits, each
 
 
+def _kernels(image_tile: Tile, sum_tile: Tile) -> Way:
+    return Way(
+        functools.partial(kernel_forward, tile=image_tile),
+        functools.partial(kernel_input_gradient, tile=image_tile),
+        functools.partial(kernel_weight_gradient, tile=sum_tile),
+    )
+
+
 WAYS: dict[str, Way] = {
-    KERNEL: Way(kernel_forward, kernel_input_gradient, kernel_weight_gradient),
+    **{name: _kernels(*tiles) for name, tiles in TILES.items()},
     STREAMS: Way(_streams_forward, _streams_input_gradient, _streams_weight_gradient),
     GROUPED: Way(_grouped_forward, _grouped_input_gradient, _grouped_weight_gradient),
 }

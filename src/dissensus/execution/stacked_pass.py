@@ -19,7 +19,7 @@ from dissensus.execution.stacked_layers import batch_norm, convolution
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import BATCH_NORMS, Forms, is_common, is_plain, own_keys, run_wide
 
-SECONDS_PER_CONVOLUTION = 1.0
+SECONDS_PER_CONVOLUTION = 2.0
 """Time that kernels of a convolution take to compile and to be measured, about."""
 
 
