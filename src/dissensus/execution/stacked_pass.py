@@ -36,13 +36,10 @@ def seconds_to_compile(network: nn.Module) -> float:
 
 
 def _prepare(skeleton: Skeleton, graph: fx.Graph) -> None:
-    """Make batch norm, a residual and ReLU one call, and write sums in place as plain ones."""
+    """Make batch norm, a residual and ReLU one call."""
     network, keys = skeleton.network, own_keys(skeleton)
     if not any(_is_convolution(network, node, keys) for node in graph.nodes):
         raise Unsupported("it has no 2-D convolutions of members, for which there are kernels")
-    for node in list(graph.nodes):
-        if node.target is operator.iadd and len(node.args[0].users) == 1 and node.args[0].op != "call_method":
-            node.target = operator.add  # nothing else reads what is written to
     for node in list(graph.nodes):
         if _is_norm(network, node, keys):
             _fuse(network, graph, node)

@@ -47,6 +47,7 @@ ROWWISE_LAYERS: tuple[type[nn.Module], ...] = (
 )
 """Layers that treat every example apart: examples of all members can be one batch."""
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+POOLING_FUNCTIONS = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, torch.max_pool2d}
 _POINTWISE = {*POINTWISE_FUNCTIONS, operator.truediv, operator.pow, torch.div, torch.pow, torch.abs, torch.sqrt}
 _CASTS = {"to", "float", "double", "half", "bfloat16", "type_as"}
 
@@ -443,9 +444,34 @@ def _batched_function(node: fx.Node) -> Callable[..., Any]:
         return lambda x, *_, **__: x.flatten(2)
     if name == "mean" and first_batch:
         return _mean
-    if node.op == "call_method" and name in ("view", "reshape") and all(isinstance(size, int) for size in args[1:]):
+    if node.target in POOLING_FUNCTIONS and first_batch and not any(own[1:]):
+        return functools.partial(_on_all_rows, cast(Any, node.target))
+    if _is_shape(node) and first_batch:
+        return lambda x, *of: x.shape[1:] if node.target is getattr else x[0].size(*of)
+    if node.target is operator.getitem and isinstance(args[0], fx.Node) and _is_shape(args[0]):
+        return operator.getitem
+    if node.op == "call_method" and name in ("view", "reshape") and all(map(_is_size, args[1:])):
         return lambda x, *sizes: x.reshape(len(x), *sizes)
     raise Unsupported(f"function {name} is not known to be pointwise")
+
+
+def _is_shape(node: fx.Node) -> bool:
+    """Whether a node asks for sizes of a tensor, which are those of one member's."""
+    return (node.op == "call_method" and node.target == "size") or (node.target is getattr and node.args[1] == "shape")
+
+
+def _is_size(value: Any) -> bool:
+    """Whether an argument is one size."""
+    if not isinstance(value, fx.Node):
+        return isinstance(value, int)
+    return (_is_shape(value) and len(value.args) == 2 and value.op == "call_method") or (
+        value.target is operator.getitem and isinstance(value.args[0], fx.Node) and _is_shape(value.args[0])
+    )
+
+
+def _on_all_rows(function: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A function that treats every example apart, on the examples of all members as one batch."""
+    return function(x.flatten(0, 1), *args, **kwargs).unflatten(0, x.shape[:2])
 
 
 def _pointwise(function: Callable[..., Any], own: tuple[bool, ...], *args: Any, **kwargs: Any) -> Any:
