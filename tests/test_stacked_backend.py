@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import dissensus as ds
@@ -299,6 +300,22 @@ def test_second_derivatives_are_the_loops():
         (gradient,) = torch.autograd.grad(ensemble(x).square().sum(), x, create_graph=True)
         results.append(torch.autograd.grad(gradient.square().sum(), [x, *ensemble.parameters()], allow_unused=True))
     torch.testing.assert_close(*results, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in its forward mode
+def test_transforms_of_torch_look_into_passes():
+    ensemble, loop = (ds.Ensemble(lambda: Pooled().double(), M, seed=1, backend=b).eval() for b in ("stacked", "loop"))
+    x, change = image_data(4)[0], drawn(4, 2, 8, 8)
+    assert ensemble(x).shape == (M, 4, 3)
+    assert ensemble.body.ran == "stacked"
+
+    def derivatives(ens):
+        with forward_ad.dual_level():
+            forward = forward_ad.unpack_dual(ens(forward_ad.make_dual(x, change))).tangent
+        return forward, *torch.func.jvp(ens, (x,), (change,)), torch.func.grad(lambda x: ens(x).square().sum())(x)
+
+    torch.testing.assert_close(derivatives(ensemble), derivatives(loop))
+    assert ensemble.body.ran == "stacked"
 
 
 def calls_of(build):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 from dissensus.execution.batched import stacked_batch_norm, stacked_convolution
 from dissensus.execution.graphs import captured, on
@@ -101,8 +102,13 @@ def convolution(
 
 
 def _is_transformed(*tensors: Tensor) -> bool:
-    """Whether a compiler or a transform of ``torch.func`` is at work, which looks into no function of ours."""
-    return torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors))
+    """Whether a compiler, a transform of ``torch.func`` or forward-mode differentiation is at work.
+
+    They look into torch's operations, and not into functions of ours.
+    """
+    if torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors)):
+        return True
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def _autocast_dtype(weight: Tensor) -> torch.dtype:
