@@ -31,6 +31,7 @@ import dissensus as ds
 from dissensus.execution import stacked_layers
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.stacked_layers import GROUPED, KERNEL, STREAMS, Geometry, NormSettings, Tile, Way
+from dissensus.execution.tf32 import tf32
 
 DEVICE = torch.device("cuda")
 BACKENDS = ("streams", "stacked", "vmap", "auto")
@@ -53,7 +54,7 @@ class Layer(NamedTuple):
 
     @property
     def geometry(self) -> Geometry:
-        return Geometry((self.stride,) * 2, (self.side // 2,) * 2)
+        return Geometry((self.stride, self.stride), (self.side // 2, self.side // 2))
 
 
 def resnet_layers(name: str, members: int, batch: int, widths: list[int]) -> list[Layer]:
@@ -123,7 +124,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 def errors_of(layer: Layer, tensors: tuple[Tensor, Tensor, Tensor]) -> dict[str, float]:
     """Relative errors of kernels, beside float32 convolutions of the same numbers by cuDNN without TF32."""
     exact = tensors[0].float(), tensors[1].float(), tensors[2].float()
-    with ds.execution.tf32.tf32(on=False):
+    with tf32(on=False):
         theirs = {name: run() for name, run in operations(stacked_layers.WAYS[STREAMS], layer, exact).items()}
     kernels = operations(KERNELS, layer, tensors)
     return {name: error(run(), theirs[name]) for name, run in kernels.items()}
@@ -144,7 +145,7 @@ def timed(layer: Layer, tensors: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any
             times[name][way] = microseconds(run)
     for name, tiles in TILES.items():
         for tile in tiles:
-            run = functools.partial(operations(KERNELS, layer, tensors)[name], tile=tile)
+            run = operations(stacked_layers.kernels_with(tile, tile), layer, tensors)[name]
             times[name][f"kernel {'/'.join(map(str, tile))}"] = microseconds(run)
     return times | timed_norm(layer, tensors[2])
 

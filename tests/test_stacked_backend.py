@@ -23,6 +23,7 @@ import dissensus as ds
 from dissensus.execution import BACKENDS, Backend, choice, stacked_layers
 from dissensus.execution.stacked_layers import GROUPED, KERNEL, STREAMS, Geometry, Routes, Way
 from dissensus.execution.stacked_pass import FORMS, run_stacked, seconds_to_compile
+from dissensus.execution.tf32 import tf32
 from dissensus.execution.ways import Ways
 from dissensus.execution.wide import wide_plan
 
@@ -666,7 +667,7 @@ def test_kernels_compile_for_gpus(tmp_path):
 def test_convolutions_are_those_of_each_member_on_a_gpu(case, way, dtype, routed):
     routed(way)
     limit = 1e-5 if dtype == torch.float32 else 2e-2
-    with ds.execution.tf32.tf32(on=False):
+    with tf32(on=False):
         for shared in (False, True):
             errors = convolution_errors(CONVOLUTIONS[case], dtype=dtype, shared=shared, last=shared, device="cuda")
             assert max(errors) < limit, errors

@@ -8,7 +8,7 @@ import functools
 import importlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -356,7 +356,7 @@ def _grouped_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Ge
 # A convolution for each member, on streams of a GPU.
 
 
-def _each(jobs: list[Callable[[], Tensor]], device: torch.device) -> Tensor:
+def _each(jobs: Sequence[Callable[[], Tensor]], device: torch.device) -> Tensor:
     """Images ``[M, B, C, H, W]``, channels last, of one job for each member."""
     images = [image.movedim(1, -1) for image in side_by_side(jobs, device)]
     return torch.stack(images).movedim(-1, 2)
@@ -853,7 +853,8 @@ def _norm_parts(x: Tensor, rows: int, lines: int, blocks: int) -> tuple[Tensor, 
     return x.new_empty((splits, len(x), 2, x.shape[2]), dtype=torch.float32), splits, each
 
 
-def _kernels(image_tile: Tile, sum_tile: Tile) -> Way:
+def kernels_with(image_tile: Tile, sum_tile: Tile) -> Way:
+    """Kernels that are cut into tiles of these sizes."""
     return Way(
         functools.partial(kernel_forward, tile=image_tile),
         functools.partial(kernel_input_gradient, tile=image_tile),
@@ -862,7 +863,7 @@ def _kernels(image_tile: Tile, sum_tile: Tile) -> Way:
 
 
 WAYS: dict[str, Way] = {
-    **{name: _kernels(*tiles) for name, tiles in TILES.items()},
+    **{name: kernels_with(*tiles) for name, tiles in TILES.items()},
     STREAMS: Way(_streams_forward, _streams_input_gradient, _streams_weight_gradient),
     GROUPED: Way(_grouped_forward, _grouped_input_gradient, _grouped_weight_gradient),
 }

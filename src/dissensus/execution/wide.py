@@ -448,7 +448,7 @@ def _batched_function(node: fx.Node) -> Callable[..., Any]:
         return functools.partial(_on_all_rows, cast(Any, node.target))
     if _is_shape(node) and first_batch:
         return lambda x, *of: x.shape[1:] if node.target is getattr else x[0].size(*of)
-    if node.target is operator.getitem and isinstance(args[0], fx.Node) and _is_shape(args[0]):
+    if _is_part_of_shape(node):
         return operator.getitem
     if node.op == "call_method" and name in ("view", "reshape") and all(map(_is_size, args[1:])):
         return lambda x, *sizes: x.reshape(len(x), *sizes)
@@ -464,9 +464,11 @@ def _is_size(value: Any) -> bool:
     """Whether an argument is one size."""
     if not isinstance(value, fx.Node):
         return isinstance(value, int)
-    return (_is_shape(value) and len(value.args) == 2 and value.op == "call_method") or (
-        value.target is operator.getitem and isinstance(value.args[0], fx.Node) and _is_shape(value.args[0])
-    )
+    return _is_part_of_shape(value) or (value.op == "call_method" and _is_shape(value) and len(value.args) == 2)
+
+
+def _is_part_of_shape(node: fx.Node) -> bool:
+    return node.target is operator.getitem and all(map(_is_shape, node.all_input_nodes))
 
 
 def _on_all_rows(function: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
