@@ -494,6 +494,56 @@ def test_the_fastest_way_is_taken_and_what_fails_is_left_out(monkeypatch, caplog
         stacked_layers._fastest("forward", [GROUPED], x[:1], weight[:1], geometry)
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Choose ways as on a GPU; returns what is timed, and sets whether a graph is being captured."""
+    timed, capturing = [], [False]
+
+    def fastest(operation, candidates, x, weight, geometry):
+        assert candidates == [*stacked_layers.TILES, STREAMS, GROUPED]
+        timed.append((operation, x.shape[2]))
+        return STREAMS
+
+    monkeypatch.setattr(stacked_layers, "_is_timed", lambda x: True)
+    monkeypatch.setattr(stacked_layers, "_fastest", fastest)
+    monkeypatch.setattr(stacked_layers, "runs_kernels", lambda x: x.ndim == 5 and x.is_floating_point())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setitem(stacked_layers.WAYS, KERNEL, stacked_layers.WAYS[GROUPED])
+    return timed, capturing
+
+
+def test_each_operation_is_timed_once_for_each_shape(as_on_a_gpu):
+    timed, capturing = as_on_a_gpu
+    ensemble, loop = (ds.Ensemble(NETWORKS["plain cnn"], M, seed=1, backend=b).eval() for b in ("stacked", "loop"))
+    x, body = image_data(6, torch.float32)[0], ensemble.body
+    with torch.no_grad():
+        torch.testing.assert_close(ensemble(x), loop(x))
+    assert timed == [("forward", 2), ("forward", 3)]
+    torch.testing.assert_close(ensemble(x), loop(x))
+    assert sorted(timed[2:]) == [(f"{of} gradient", channels) for of in ("input", "weight") for channels in (2, 3)]
+    assert len(body.choices.ways) == 6
+    assert set(body.choices.ways.values()) == {STREAMS}
+    ensemble(x)
+    assert len(timed) == 6
+    ensemble(x[:4])
+    assert len(timed) == 12, "another shape"
+    capturing[0] = True
+    torch.testing.assert_close(ensemble(x[:3]), loop(x[:3]))
+    capturing[0], body.by_rule = False, True
+    torch.testing.assert_close(ensemble(x[:2]), loop(x[:2]))
+    assert len(timed) == 12, "neither in a capture nor where a rule decides"
+
+
+def test_the_rule_takes_kernels_for_few_channels(as_on_a_gpu):
+    ways = Ways()
+    ways.by_rule = True
+    for channels, way in ((64, KERNEL), (65, STREAMS)):
+        x, weight = drawn(M, 1, channels, 1, 1), drawn(M, 2, channels, 1, 1)
+        assert stacked_layers._routes(x, weight, Geometry((1, 1), (0, 0)), ways) == Routes(way, way, way)
+        y = drawn(M, channels, 2, 1, 1)
+        assert stacked_layers._routes(x[:, :, :2], y, Geometry((1, 1), (0, 0)), ways).forward == way
+
+
 def test_ways_are_kept_with_choices(tmp_path):
     file = tmp_path / "choices"
     first = choice.Choices()
@@ -579,10 +629,14 @@ def kernels_checked():
             results.append((outputs, gradient, *second, *body.state().values()))
         for mine, theirs in zip(*results, strict=True):
             assert relative_error(mine, theirs) < 1e-4 if mine.is_floating_point() else torch.equal(mine, theirs)
-    x = torch.tensor([torch.nan, -1.0, 2.0]).view(1, 3, 1).requires_grad_()
-    statistics = torch.zeros(1, 1), torch.ones(1, 1)
+    assert_nan_is_not_hidden("cpu")
+
+
+def assert_nan_is_not_hidden(device):
+    x = torch.tensor([torch.nan, -1.0, 2.0], device=device).view(1, 3, 1).requires_grad_()
+    zeros, ones = torch.zeros(1, 1, device=device), torch.ones(1, 1, device=device)
     how = {"training": False, "momentum": 0.1, "eps": 0.0, "relu": True}
-    y = stacked_layers.batch_norm(x, statistics, (torch.ones(1, 1), torch.zeros(1, 1)), **how)
+    y = stacked_layers.batch_norm(x, (zeros, ones), (ones, zeros), **how)
     assert y.isnan().flatten().tolist() == [True, False, False], "NaN is not hidden by ReLU"
     (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert gradient.flatten().tolist() == [1, 0, 1], "as torch's ReLU has it"
@@ -677,6 +731,11 @@ def test_convolutions_are_those_of_each_member_on_a_gpu(case, way, dtype, routed
 @pytest.mark.parametrize("case", NORMS)
 def test_batch_norm_is_that_of_each_member_on_a_gpu(case):
     assert max(norm_errors(NORMS[case], dtype=torch.float32, device="cuda")) < 1e-4
+
+
+@GPU
+def test_nan_is_not_hidden_by_relu_on_a_gpu():
+    assert_nan_is_not_hidden("cuda")
 
 
 @GPU

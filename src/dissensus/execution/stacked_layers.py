@@ -228,7 +228,7 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
 
     Kernels are compiled then, too, and what fails is left out with a notice.
     """
-    if not x.is_cuda:
+    if not _is_timed(x):
         return Routes(GROUPED, GROUPED, GROUPED)
     fits = runs_kernels(x) and math.prod(_out_shape(x, weight, geometry)[1:]) <= MOST_NUMBERS
     candidates = [*(TILES if fits else []), STREAMS, GROUPED]
@@ -252,6 +252,11 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
     if not torch.is_grad_enabled():
         return Routes(forward, by_rule, by_rule)
     return Routes(forward, chosen("input gradient"), chosen("weight gradient"))
+
+
+def _is_timed(x: Tensor) -> bool:
+    """Whether ways are timed on the device of a tensor."""
+    return x.is_cuda
 
 
 _fastest_before: dict[tuple[object, ...], str] = {}
