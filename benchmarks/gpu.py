@@ -42,6 +42,7 @@ WAYS = {
     "vmap, graph": ("vmap", True),
     "batched, graph": ("batched", True),
     "streams, graph": ("streams", True),
+    "stacked, graph": ("stacked", True),
     "auto": ("auto", True),
 }
 
@@ -165,7 +166,7 @@ def measured(case: Case, quick: bool) -> dict[str, Any]:
     steps, epochs = (6, 6) if slow >= 20 else (15, 6)
     ways: dict[str, Callable[[], tuple[list[float], str]]] = {"by hand": lambda: (by_hand(case, steps, epochs), "")}
     for name, (backend, captured) in WAYS.items():
-        if backend == "batched" and len(case.shape) == 3:
+        if backend == ("batched" if len(case.shape) == 3 else "stacked"):
             continue
         if quick and name in ("loop, eager", "vmap, eager", "loop, graph"):
             continue

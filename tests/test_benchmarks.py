@@ -4,9 +4,7 @@ import doctest
 import importlib
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -212,15 +210,6 @@ def test_shares_of_a_simulation_are_all_of_its_time(simulator):
     result = simulator.simulated(works, 4, costs, [(40.0, 0), (70.0, 1), (1e9, 2)])
     assert sum(simulator.shares(result, 4).values()) == pytest.approx(1)
     assert result.spent["computing"] == pytest.approx(sum(work.seconds for work in works))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with PyTorch for CUDA")
-def test_stacked_kernels_compute_convolutions_and_batch_norm():
-    """By Triton's interpreter, which needs no GPU."""
-    command = [sys.executable, str(BENCHMARKS / "stacked_kernels.py"), "--check"]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture

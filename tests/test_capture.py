@@ -63,9 +63,17 @@ def replays(steps_by):
     return switch
 
 
-@pytest.mark.slow(fast=["mlp-loop-cpu", "two_dropouts-vmap-cpu", "cnn_batch_norm-batched-cpu", "mlp-streams-cpu"])
+@pytest.mark.slow(
+    fast=[
+        "mlp-loop-cpu",
+        "two_dropouts-vmap-cpu",
+        "cnn_batch_norm-batched-cpu",
+        "mlp-streams-cpu",
+        "cnn_batch_norm-stacked-cpu",
+    ]
+)
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams"])
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams", "stacked"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_fits_equal_eager_ones(name, backend, device, eager, replays):
     build, shape = NETWORKS[name]

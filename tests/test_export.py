@@ -332,7 +332,7 @@ def test_certain_and_extreme_members(tmp_path):
         check(results, {key: torch.tensor(value) for key, value in {**wanted, "aleatoric": [0.0, log2]}.items()})
 
 
-@pytest.mark.parametrize("backend", ["auto", "loop", "vmap", "batched", "streams"])
+@pytest.mark.parametrize("backend", ["auto", "loop", "vmap", "batched", "streams", "stacked"])
 def test_any_backend_is_exported_and_stays(backend, caplog):
     ens = ds.Ensemble(NETWORKS["cnn_batch_norm"][0], 3, backend=backend)
     batch = torch.randn(5, 2, 8, 8)

@@ -214,7 +214,7 @@ def test_bad_sources_are_refused(unchecked):
         ensemble.predict(X, batch_size=0)
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "stacked"])
 @pytest.mark.parametrize("name", ["two_dropouts", "norm_first"])
 def test_passes_of_a_repeated_shape_are_replayed(name, backend):
     counts, ensemble = Captures(), ensemble_of(name, backend).eval()
@@ -251,7 +251,7 @@ def test_a_pass_that_cannot_be_captured_runs_eagerly(caplog):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("per_member", [False, True])
-@pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "auto"])
+@pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "stacked", "auto"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "norm_first"])
 def test_gradients_reach_the_inputs(name, backend, per_member, device):
     build, shape = NETWORKS[name]

@@ -1042,7 +1042,7 @@ def test_networks_that_write_into_their_input_are_like_those_that_do_not(name):
     assert_same(call_without_writes(partial(WRITING[name], Standardises), [x, LABELS], name), expected, ROUNDED, name)
 
 
-@pytest.mark.parametrize("backend", ["auto", "loop", "vmap", "batched"])
+@pytest.mark.parametrize("backend", ["auto", "loop", "vmap", "batched", "stacked"])
 def test_an_activation_in_place_in_front_leaves_the_input_alone(backend):
     ens = ensemble(in_front, backend)
     expected = torch.stack([ens.member(i)(ROWS.clone()) for i in range(M)])

@@ -13,7 +13,7 @@ import dissensus as ds
 from dissensus import execution
 
 M, B, STEPS = 3, 5, 20
-BACKENDS = ("loop", "streams", "vmap", "batched", "layerwise", "auto")
+BACKENDS = ("loop", "streams", "vmap", "batched", "layerwise", "stacked", "auto")
 
 
 def data_for(shape, *, per_member, batch=B):

@@ -32,7 +32,7 @@ COMPILED = ["mlp", "two_dropouts", "channel_dropout", "cnn_batch_norm"]
 
 
 @pytest.mark.slow(fast=["two_dropouts-auto", "cnn_batch_norm-vmap"])
-@pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "auto"])
+@pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "stacked", "auto"])
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
 def test_compiled_members_have_the_values_and_gradients_of_eager_ones(name, backend, unchecked):
@@ -200,7 +200,7 @@ class Recomputing(nn.Module):
         return self.head(hidden.relu())
 
 
-@pytest.mark.parametrize("backend", ["auto", "loop", "streams", "vmap", "batched"])
+@pytest.mark.parametrize("backend", ["auto", "loop", "streams", "vmap", "batched", "stacked"])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_activation_checkpointing_inside_members_is_refused(reentrant, backend, unchecked):

@@ -42,7 +42,7 @@ def with_head():
 
 BUILDS = {"lora": with_lora, "head": with_head}
 every_build = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-every_backend = pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams", "auto"])
+every_backend = pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams", "stacked", "auto"])
 
 
 def data(n=24):

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 import dissensus as ds
 from dissensus.execution import vmapped
 
-BACKENDS = ("loop", "streams", "vmap", "batched", "auto")
+BACKENDS = ("loop", "streams", "vmap", "batched", "stacked", "auto")
 
 
 class Recurrent(nn.Module):

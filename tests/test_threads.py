@@ -26,7 +26,7 @@ def often_switched():
 
 
 @pytest.mark.usefixtures("often_switched")
-@pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched"])
+@pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "stacked"])
 def test_passes_in_several_threads_lose_no_weights_and_give_the_same_outputs(backend):
     ensemble = ds.Ensemble(lambda: ds.nets.mlp(5, 3, (7,)), M, backend=backend).eval()
     before = {name: tensor.clone() for name, tensor in ensemble.body.tensors().items()}

@@ -13,7 +13,7 @@ from torch import nn
 import dissensus as ds
 
 M, B, T = 3, 4, 7
-BACKENDS = ("loop", "streams", "vmap", "batched", "auto")
+BACKENDS = ("loop", "streams", "vmap", "batched", "stacked", "auto")
 pytestmark = pytest.mark.filterwarnings(
     "ignore:There is a performance drop",
     "ignore:`is_gradient_checkpointing` is deprecated",  # the latter by peft

@@ -275,7 +275,7 @@ def test_layers_that_write_into_what_is_read_again(own):
         torch.testing.assert_close(ens(x), torch.stack([ens.member(i)(x) for i in range(M)]))
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "auto"])
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "stacked", "auto"])
 def test_a_shared_layer_that_writes_into_its_input_leaves_the_users_data_alone(backend):
     def build():
         return frozen(nn.Sequential(nn.ReLU(inplace=True), *mlp()), "7")

@@ -10,7 +10,16 @@ from dissensus.pages.parts import counted
 
 Result = Mapping[str, Any]
 
-WAYS = ("by hand", "loop, eager", "loop, graph", "vmap, eager", "vmap, graph", "batched, graph", "streams, graph")
+WAYS = (
+    "by hand",
+    "loop, eager",
+    "loop, graph",
+    "vmap, eager",
+    "vmap, graph",
+    "batched, graph",
+    "streams, graph",
+    "stacked, graph",
+)
 KERNELS = (
     ("Adam, one kernel over all weights", "adam_rows"),
     ("matrix products", "nvjet"),

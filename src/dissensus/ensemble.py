@@ -76,9 +76,10 @@ class Ensemble(nn.Module):
             ensembles in a row differ. ``ens.seed`` is the seed that was drawn.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
             batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn),
-            ``"layerwise"`` in turn on a CPU with images channels last; ``"auto"``
-            measures on the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own
-            is passed as it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
+            ``"layerwise"`` in turn on a CPU with images channels last, ``"stacked"`` convolutions and batch norm of
+            all members in one Triton kernel each on a GPU (elsewhere as grouped convolutions); ``"auto"`` measures on
+            the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own is passed as
+            it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
         output: Which part of what a member returns is its output, where that is more than one tensor: a name (an
             attribute or a key, as ``"logits"`` of transformers' models), a position, or a function of it.
         shared: Parameters and buffers that are stored once for all members, with the values of member 0: ``"frozen"``

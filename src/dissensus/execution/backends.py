@@ -6,7 +6,7 @@ A backend from outside of the package is a `Backend` passed as an argument: ``En
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dissensus import checks
 from dissensus.calls import NetworkInputs
@@ -20,6 +20,7 @@ from dissensus.execution.compilation import (
 from dissensus.execution.layerwise import run_layerwise
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.stacked_pass import run_stacked, seconds_to_compile
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import run_wide
@@ -46,6 +47,8 @@ class Backend:
             loop runs where they raise an error.
         on_cuda_only: Whether ``backend="auto"`` measures it on a GPU only.
         on_cpu_only: Whether ``backend="auto"`` measures it on a CPU only.
+        seconds_to_compile: About how long a network's first pass takes to compile. ``backend="auto"`` measures it where
+            passes follow that may save more. None: nothing is compiled.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Backend:
     takes_every_network: bool = False
     on_cuda_only: bool = False
     on_cpu_only: bool = False
+    seconds_to_compile: Callable[[nn.Module], float] | None = None
 
 
 LOOP = Backend("loop", run_loop, takes_every_network=True)
@@ -66,6 +70,7 @@ BACKENDS: dict[str, Backend] = {
         Backend("vmap", run_vmapped),
         Backend("layerwise", run_layerwise, on_cpu_only=True),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
+        Backend("stacked", run_stacked, on_cuda_only=True, seconds_to_compile=seconds_to_compile),
     )
 }
 """Backends by name; ``"auto"`` measures them in this order."""

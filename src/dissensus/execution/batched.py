@@ -271,6 +271,27 @@ def stacked_convolution(
     return y.view(members, batch, rows, columns, out).permute(0, 1, 4, 2, 3)
 
 
+def stacked_batch_norm(
+    x: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """``x [M, B, C, ...]`` through M batch norms: channels of all members are channels of one.
+
+    Statistics ``[M, C]`` are written where they lie.
+    """
+    channels = x.transpose(0, 1).flatten(1, 2)
+    mean, variance = (None if tensor is None else tensor.view(-1) for tensor in (mean, variance))
+    weight, bias = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, bias))
+    y = F.batch_norm(channels, mean, variance, weight, bias, training, momentum, eps)
+    return y.unflatten(1, (len(x), -1)).transpose(0, 1)
+
+
 def stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
     """Keyed dropout of ``x [M, B, ...]``, with the masks of each member."""
     if not layer.training or layer.p == 0:

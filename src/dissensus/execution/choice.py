@@ -17,6 +17,7 @@ from dissensus.execution.backends import BACKENDS, COMPILED, LOOP, Run, backend_
 from dissensus.execution.graphs import captured
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
+from dissensus.execution.ways import Ways
 from dissensus.execution.weights import Weights
 from dissensus.randomness import generators_kept
 from dissensus.storage import Formats, read_record, write_record
@@ -39,6 +40,8 @@ COMPILING_SECONDS, COMPILING_SECONDS_PER_LAYER = 20.0, 0.5
 """Time that compiling a pass takes, about, if its network has few layers; and per layer if it has many."""
 COMPILING_GAINS = 0.1
 """Share of a pass that compiling may save, which decides whether it is tried."""
+KERNELS_GAIN = 0.3
+"""The same for backends that compile kernels of their own."""
 FEWEST_COMPILED = 100
 """Passes that must follow for compiling to be considered at all."""
 HOPELESS = 3.0
@@ -87,6 +90,8 @@ class Choices(dict[Mode, Choice]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.ways = Ways()
+        """Ways of operations that have several, which the chosen backends share."""
         self.joined: dict[Mode, str | None] = {}
         """With several runs whose members share weights: the backend whose passes are joined, by mode; None: none."""
 
@@ -101,10 +106,12 @@ class Choices(dict[Mode, Choice]):
                 tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
             }
             joined = {tuple(mode): name for mode, name in stored.get("joined", ())}
+            ways = {str(operation): str(way) for operation, way in dict(stored.get("ways", {})).items()}
             names = [*(choice.backend for choice in made.values()), *(name for name in joined.values() if name)]
             if stored["network"] == network and all(map(backend_named, names)):
                 self.update(made)
                 self.joined.update(joined)
+                self.ways.update(ways)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as reason:
@@ -127,7 +134,8 @@ class Choices(dict[Mode, Choice]):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             choices = [(mode, choice[:3]) for mode, choice in self.items()]
             content = {"format": FORMATS.newest, "network": self.network, "choices": choices}
-            write_record(self.file, {**content, "joined": list(self.joined.items())} if self.joined else content)
+            further = {"joined": list(self.joined.items()), "ways": dict(self.ways)}
+            write_record(self.file, content | {name: value for name, value in further.items() if value})
 
 
 class TrialPass(NamedTuple):
@@ -205,6 +213,8 @@ def chosen(
         candidates, refused = _candidates(trial)
         if not by_rule and len(candidates) > 1:
             milliseconds = _measured(trial, candidates, refused, replayed, passes)
+        if milliseconds and passes is not None:
+            _measure_compiling(trial, milliseconds, refused, replayed, passes)
     if by_rule:
         best = _ruled(skeleton, candidates, replayed)
     else:
@@ -235,7 +245,8 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
         candidates, refused = [LOOP.name], {}
         most = max(tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
-            if backend is LOOP or (backend.on_cpu_only if on_cuda else backend.on_cuda_only):
+            elsewhere = backend.on_cpu_only if on_cuda else backend.on_cuda_only
+            if backend is LOOP or elsewhere or backend.seconds_to_compile is not None:
                 continue
             try:
                 output, written = trial.outputs(backend.run)
@@ -249,6 +260,29 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
             else:
                 candidates.append(name)
     return candidates, refused
+
+
+def _measure_compiling(
+    trial: TrialPass, milliseconds: dict[str, float], refused: dict[str, str], replayed: bool, passes: int
+) -> None:
+    """Measure backends that compile kernels beside the fastest of the others, where many passes follow.
+
+    Their gradients are compared too. Whatever fails is refused, with its reason.
+    """
+    on_cuda = first_tensor(trial.x).is_cuda
+    for name, backend in BACKENDS.items():
+        elsewhere = backend.on_cpu_only if on_cuda else backend.on_cuda_only
+        best = min(milliseconds, key=milliseconds.__getitem__)
+        if elsewhere or backend.seconds_to_compile is None or passes < FEWEST_COMPILED:
+            continue
+        seconds = backend.seconds_to_compile(trial.skeleton.network)
+        if KERNELS_GAIN * passes * milliseconds[best] / 1e3 < 2 * seconds:
+            continue
+        problem = _problem(trial, best, name)
+        if problem:
+            refused[name] = problem
+        else:
+            milliseconds.update(_measured(trial, [best, name], refused, replayed, passes))
 
 
 def _run_of(name: str) -> Run:
@@ -266,7 +300,7 @@ def _measured(
     def timed(name: str, turn: int) -> float | None:
         try:
             return _timed(functools.partial(trial.whole, _run_of(name)), first_tensor(trial.x))
-        except RuntimeError as error:
+        except Exception as error:  # a compiler may raise anything
             if name == LOOP.name or turn:  # the network itself, or not enough memory
                 raise
             refused[name] = first_line(error)  # its backward pass: the forward pass has run before
@@ -359,7 +393,7 @@ def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str]) -
         try:
             run_pass()  # libraries set themselves up
             replay = captured(run_pass)
-        except RuntimeError as error:
+        except Exception as error:  # a compiler may raise anything
             refused[name] = first_line(error)
             continue
         times[name] = 1e3 * median([_timed(replay, first_tensor(trial.x)) for _ in range(6)][1:])
@@ -448,7 +482,7 @@ def _second_pass(trial: TrialPass, name: str) -> float:
 
 
 def _problem(trial: TrialPass, name: str, form: str) -> str:
-    """Why the compiled form of a backend cannot be used; empty if it gives what the backend gives."""
+    """Why a backend that compiles cannot be used; empty if it gives what another backend gives."""
     device = first_tensor(trial.x).device
     try:
         with generators_kept(device):
@@ -464,11 +498,11 @@ def _problem(trial: TrialPass, name: str, form: str) -> str:
     if not close(repeated, expected, most):
         return ""  # it draws numbers that no key determines
     if not close(output, expected, most):
-        return "its outputs differ from those of the same pass without compiling"
+        return f"its outputs differ from those of backend {name}"
     if not all(close(written[name_of], buffers[name_of], most) for name_of in buffers):
-        return "what it writes to buffers differs from the same pass without compiling"
+        return f"what it writes to buffers differs from backend {name}"
     if not all(_near(grad, gradient, most) for grad, gradient in zip(grads, gradients, strict=True)):
-        return "its gradients differ from those of the same pass without compiling"
+        return f"its gradients differ from those of backend {name}"
     return ""
 
 

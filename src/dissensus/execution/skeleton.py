@@ -14,6 +14,7 @@ from dissensus.calls import NetworkInputs, OutputChoice, chosen_output, mapped, 
 from dissensus.dropout import FUNCTIONAL_KEY
 from dissensus.execution.functional_dropout import KeyedFunctions
 from dissensus.execution.recurrent import recurrent_layers
+from dissensus.execution.ways import Ways
 
 Tensors = Mapping[str, Tensor]
 Made = TypeVar("Made")
@@ -48,6 +49,8 @@ class Skeleton:
         self._lock = threading.RLock()
         """Held while tensors are lent: another thread would take them for the network's own, and restore them."""
         self._made: dict[tuple[Any, bool], Any] = {}
+        self.ways = Ways()
+        """Ways of operations that have several; a body gives its own, which may be kept in a file."""
         self.compiled: dict[Hashable, Any] = {}
         """Compiled passes; see `dissensus.execution.compilation`."""
         self._writes: dict[bool, bool] = {}

@@ -406,6 +406,8 @@ class StackedMembers(nn.Module):
     def _run(self, members_pass: MembersPass, backend: str | None, rows: slice | Tensor) -> Tensor:
         weights, buffers, x, per_member, _ = members_pass
         self._notice_hooks()
+        if not torch.compiler.is_compiling():
+            self.skeleton.ways, self.choices.ways.by_rule = self.choices.ways, self.by_rule
         if is_exporting():  # values cannot be tried, and what a trial keeps would belong to the tracer
             refuse_training(self.training)
             self.ran = LOOP.name if backend is None else backend

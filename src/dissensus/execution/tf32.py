@@ -19,6 +19,12 @@ def _switches() -> list[tuple[Any, str, Any, Any]]:
     return [(cudnn, "allow_tf32", False, True), (matmul, "allow_tf32", False, True)]
 
 
+def convolutions_use_tf32() -> bool:
+    """Whether float32 convolutions on a GPU may use TF32."""
+    place, name, _, on = _switches()[0]
+    return getattr(place, name) == on
+
+
 @contextmanager
 def tf32(on: bool | None) -> Iterator[None]:
     """Enable or disable TF32 for a block; None leaves it as it is."""

@@ -7,7 +7,7 @@ once. All others are ``[M, B, ...]``, or ``[M, ...]`` where they come from weigh
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,6 +21,7 @@ from dissensus.execution.batched import (
     POINTWISE_FUNCTIONS,
     POINTWISE_LAYERS,
     POOLING_LAYERS,
+    stacked_batch_norm,
     stacked_convolution,
     stacked_dropout,
     stacked_linear,
@@ -45,23 +46,42 @@ ROWWISE_LAYERS: tuple[type[nn.Module], ...] = (
     nn.PReLU,
 )
 """Layers that treat every example apart: examples of all members can be one batch."""
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+POOLING_FUNCTIONS = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, torch.max_pool2d}
 _POINTWISE = {*POINTWISE_FUNCTIONS, operator.truediv, operator.pow, torch.div, torch.pow, torch.abs, torch.sqrt}
 _CASTS = {"to", "float", "double", "half", "bfloat16", "type_as"}
 
 
-def run_wide(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
+class Forms(NamedTuple):
+    """Forms that another backend has for some operations."""
+
+    prepare: Callable[[Skeleton, fx.Graph], None]
+    """Changes a network's graph, whose nodes know whether their values are common, before steps are made of it."""
+    function: Callable[[Skeleton, fx.Node], Callable[..., Tensor] | None]
+    """What a node calls with its arguments; None: what it calls here."""
+
+
+def run_wide(
+    skeleton: Skeleton,
+    weights: Weights,
+    buffers: Tensors,
+    x: NetworkInputs,
+    per_member: bool,
+    forms: Forms | None = None,
+) -> Tensor:
     """Run all members; raises `Unsupported` where the network has something that has no such form."""
     if not isinstance(x, Tensor):
         raise Unsupported("its forward pass takes several inputs")
-    plan = wide_plan(skeleton, per_member)
+    plan = wide_plan(skeleton, per_member, forms)
     copies = plan.writes is not False and not torch.compiler.is_compiling()
     values: list[Any] = [x.clone() if copies else x]  # the input is the user's
     watched = not (plan.is_known or torch.compiler.is_compiling() or _is_captured(x))
     before = GlobalGenerators.now(x.device) if watched else None
     with skeleton.lending(weights.stacked(), buffers):
-        for step in plan.steps:
+        for step, dead in zip(plan.steps, plan.dead, strict=True):
             values.append(step(values))
+            for place in dead:
+                values[place] = None
     if before is not None:
         if before.drawn_from():
             raise Unsupported("a layer draws random numbers")
@@ -80,20 +100,22 @@ def _is_captured(x: Tensor) -> bool:
 class _Plan:
     """The steps of a network. Each reads earlier values and adds one; the first value is the input."""
 
-    def __init__(self, steps: list[Step], is_common: bool) -> None:
+    def __init__(self, steps: list[Step], dead: list[list[int]], is_common: bool) -> None:
         self.steps, self.is_common = steps, is_common
+        self.dead = dead
+        """Values that no step reads after each."""
         self.is_known = False
         """Whether a pass has shown that layers which are not looked into draw no random numbers."""
         self.writes: bool | None = None
         """Whether a layer writes into the input, as the first pass has shown."""
 
 
-def wide_plan(skeleton: Skeleton, per_member: bool) -> _Plan:
+def wide_plan(skeleton: Skeleton, per_member: bool, forms: Forms | None = None) -> _Plan:
     """The plan for a mode, for inputs of all members or one per member; made anew where rates of dropout change."""
     plans = skeleton.once(_new_plans)
-    key = (per_member, *((layer.p, layer.training) for layer in keyed_layers(skeleton.network.modules())))
+    key = (forms, per_member, *((layer.p, layer.training) for layer in keyed_layers(skeleton.network.modules())))
     if key not in plans:
-        plans[key] = _made(skeleton, per_member)
+        plans[key] = _made(skeleton, per_member, forms)
     return plans[key]
 
 
@@ -101,31 +123,44 @@ def _new_plans(skeleton: Skeleton) -> dict[Any, _Plan]:  # noqa: ARG001
     return {}
 
 
-def _made(skeleton: Skeleton, per_member: bool) -> _Plan:
+def _made(skeleton: Skeleton, per_member: bool, forms: Forms | None) -> _Plan:
     if skeleton.output is not None:
         raise Unsupported("its output is chosen from several")
-    own = {id(tensor) for tensor in skeleton.tensors().values()}
-    keys = {
-        name: frozenset(
-            key for key, tensor in [*layer._parameters.items(), *layer._buffers.items()] if id(tensor) in own
-        )
-        for name, layer in skeleton.network.named_modules(remove_duplicate=False)
-    }
+    keys = own_keys(skeleton)
     graph = skeleton.trace(_WideTracer(skeleton, keys, per_member))
+    if forms is not None:
+        forms.prepare(skeleton, graph)
     nodes = list(graph.nodes)
     if sum(node.op == "placeholder" for node in nodes) != 1:
         raise Unsupported("its forward pass takes several inputs")
-    maker = _Maker(skeleton.network, keys)
+    maker = _Maker(skeleton, keys, forms)
     for node in nodes[:-1]:
         maker.add(node)
     (result,) = nodes[-1].args
     if not isinstance(result, fx.Node):
         raise Unsupported("it returns more than one tensor")
     maker.steps.append(operator.itemgetter(maker.place[result]))
-    return _Plan(maker.steps, _is_common(result))
+    last = {before: node for node in nodes for before in node.all_input_nodes}
+    dead: list[list[int]] = [[] for _ in maker.steps]
+    for before, node in last.items():
+        if before.op != "placeholder" and node.op != "output":
+            dead[maker.place[node] - 1].append(maker.place[before])
+    return _Plan(maker.steps, dead, is_common(result))
 
 
-def _is_common(node: fx.Node) -> bool:
+def own_keys(skeleton: Skeleton) -> dict[str, frozenset[str]]:
+    """The keys of each layer's tensors that members have for themselves."""
+    own = {id(tensor) for tensor in skeleton.tensors().values()}
+    return {
+        name: frozenset(
+            key for key, tensor in [*layer._parameters.items(), *layer._buffers.items()] if id(tensor) in own
+        )
+        for name, layer in skeleton.network.named_modules(remove_duplicate=False)
+    }
+
+
+def is_common(node: fx.Node) -> bool:
+    """Whether a value depends on no member, and has no member axis."""
     return node.meta["common"]
 
 
@@ -145,7 +180,7 @@ class _WideTracer(LeafTracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a call of a layer, or look into it."""
         proxies = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)]
-        if m in self.whole and proxies and all(_is_common(proxy.node) for proxy in proxies) and not _has_proxies(m):
+        if m in self.whole and proxies and all(is_common(proxy.node) for proxy in proxies) and not _has_proxies(m):
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
         return super().call_module(m, forward, args, kwargs)
 
@@ -182,8 +217,8 @@ def _has_proxies(layer: nn.Module) -> bool:
 class _Maker:
     """Makes steps of nodes."""
 
-    def __init__(self, network: nn.Module, keys: Mapping[str, frozenset[str]]) -> None:
-        self.network, self.keys = network, keys
+    def __init__(self, skeleton: Skeleton, keys: Mapping[str, frozenset[str]], forms: Forms | None) -> None:
+        self.skeleton, self.network, self.keys, self.forms = skeleton, skeleton.network, keys, forms
         self.steps: list[Step] = []
         self.place: dict[fx.Node, int] = {}
 
@@ -198,8 +233,10 @@ class _Maker:
             raise Unsupported(f"{_name(node)} writes into a tensor")
         elif self._writes_into_what_is_read(node):
             raise Unsupported(f"layer {node.target} writes into what another operation reads")
-        elif _is_common(node):
+        elif is_common(node):
             self.steps.append(self._called(node, self._function(node)))
+        elif self.forms is not None and (function := self.forms.function(self.skeleton, node)) is not None:
+            self.steps.append(self._called(node, function))
         elif node.op == "call_module":
             self.steps.append(self._layer(node))
         else:
@@ -208,7 +245,7 @@ class _Maker:
 
     def _writes_into_what_is_read(self, node: fx.Node) -> bool:
         """Whether a layer writes into its input, and something else reads that; members get a copy of their own."""
-        if node.op != "call_module" or _is_common(node):
+        if node.op != "call_module" or is_common(node):
             return False
         layer = self.network.get_submodule(str(node.target))
         return bool(getattr(layer, "inplace", False)) and any(len(before.users) > 1 for before in node.all_input_nodes)
@@ -249,7 +286,7 @@ class _Maker:
             raise Unsupported(f"layer {name} takes something else than a batch")
         run = _batched_layer(name, layer, own, self.network.training)
         at = self.place[before]
-        if not _is_common(before):
+        if not is_common(before):
             return lambda values: run(layer, values[at])
         if own == {"bias"}:  # the product is common, too
             return lambda values: _with_bias(layer, values[at])
@@ -296,19 +333,19 @@ def _batched_layer(name: str, layer: nn.Module, own: frozenset[str], training: b
     if not own:
         if isinstance(layer, nn.Flatten) and layer.start_dim >= 1:
             return _on_all_examples
-        if kind in _BATCH_NORMS and not (layer.training or any_layer.running_mean is None):
+        if kind in BATCH_NORMS and not (layer.training or any_layer.running_mean is None):
             return _on_all_examples
         if kind in ROWWISE_LAYERS:
             return _on_all_examples
     elif kind is nn.Linear:
         return functools.partial(_linear_layer, own)
-    elif kind is nn.Conv2d and _is_plain(
+    elif kind is nn.Conv2d and is_plain(
         any_layer.groups, any_layer.dilation, any_layer.padding, any_layer.padding_mode
     ):
         return functools.partial(_convolution_layer, own)
     elif kind is nn.LayerNorm:
         return functools.partial(_layer_norm, own)
-    elif kind in _BATCH_NORMS and any_layer.momentum is not None:
+    elif kind in BATCH_NORMS and any_layer.momentum is not None:
         return functools.partial(_batch_norm, own)
     raise Unsupported(f"layer {name} ({kind.__name__}) has no batched form{' in training' if training else ''}")
 
@@ -321,7 +358,8 @@ def _on_all_examples(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(rows).unflatten(0, x.shape[:2])
 
 
-def _is_plain(groups: Any, dilation: Any, padding: Any, mode: str = "zeros") -> bool:
+def is_plain(groups: Any, dilation: Any, padding: Any, mode: str = "zeros") -> bool:
+    """Whether a convolution has one group, no dilation, and padding by numbers of zeros."""
     return groups == 1 and tuple(dilation) == (1, 1) and mode == "zeros" and not isinstance(padding, str)
 
 
@@ -367,24 +405,17 @@ def _layer_norm(own: frozenset[str], layer: nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def _batch_norm(own: frozenset[str], layer: Any, x: Tensor) -> Tensor:
-    """Channels of all members are channels of one batch norm; statistics are written where they lie."""
     members = len(x)
 
-    def joined(key: str) -> Tensor | None:
+    def expanded(key: str) -> Tensor | None:
         tensor = getattr(layer, key)
-        if tensor is None:
-            return None
-        if key in own:
-            return tensor.view(-1) if key in layer._buffers else tensor.reshape(-1)
-        return tensor.expand(members, -1).reshape(-1)
+        return tensor if tensor is None or key in own else tensor.expand(members, -1).contiguous()
 
     training = layer.training or layer.running_mean is None
     if layer.training and layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
-    channels = x.transpose(0, 1).flatten(1, 2)
-    mean, variance = joined("running_mean"), joined("running_var")
-    y = F.batch_norm(channels, mean, variance, joined("weight"), joined("bias"), training, layer.momentum, layer.eps)
-    return y.unflatten(1, (members, -1)).transpose(0, 1)
+    mean, variance, weight, bias = map(expanded, ("running_mean", "running_var", "weight", "bias"))
+    return stacked_batch_norm(x, mean, variance, weight, bias, training, layer.momentum, layer.eps)
 
 
 def _aligned(tensor: Tensor, dimensions: int) -> Tensor:
@@ -396,8 +427,8 @@ def _aligned(tensor: Tensor, dimensions: int) -> Tensor:
 def _batched_function(node: fx.Node) -> Callable[..., Any]:
     """The form of a function or method that reads values with a member axis."""
     name, args = _name(node), node.args
-    own = [isinstance(argument, fx.Node) and not _is_common(argument) for argument in args]
-    if any(isinstance(leaf, fx.Node) and not _is_common(leaf) for leaf in node.kwargs.values()):
+    own = [isinstance(argument, fx.Node) and not is_common(argument) for argument in args]
+    if any(isinstance(leaf, fx.Node) and not is_common(leaf) for leaf in node.kwargs.values()):
         raise Unsupported(f"function {name} takes tensors by name")
     of_batch = isinstance(args[0], fx.Node) and args[0].meta["batch"]
     first_batch = of_batch and own[0]
@@ -413,9 +444,36 @@ def _batched_function(node: fx.Node) -> Callable[..., Any]:
         return lambda x, *_, **__: x.flatten(2)
     if name == "mean" and first_batch:
         return _mean
-    if node.op == "call_method" and name in ("view", "reshape") and all(isinstance(size, int) for size in args[1:]):
+    if node.target in POOLING_FUNCTIONS and first_batch and not any(own[1:]):
+        return functools.partial(_on_all_rows, cast(Any, node.target))
+    if _is_shape(node) and first_batch:
+        return lambda x, *of: x.shape[1:] if node.target is getattr else x[0].size(*of)
+    if _is_part_of_shape(node):
+        return operator.getitem
+    if node.op == "call_method" and name in ("view", "reshape") and all(map(_is_size, args[1:])):
         return lambda x, *sizes: x.reshape(len(x), *sizes)
     raise Unsupported(f"function {name} is not known to be pointwise")
+
+
+def _is_shape(node: fx.Node) -> bool:
+    """Whether a node asks for sizes of a tensor, which are those of one member's."""
+    return (node.op == "call_method" and node.target == "size") or (node.target is getattr and node.args[1] == "shape")
+
+
+def _is_size(value: Any) -> bool:
+    """Whether an argument is one size."""
+    if not isinstance(value, fx.Node):
+        return isinstance(value, int)
+    return _is_part_of_shape(value) or (value.op == "call_method" and _is_shape(value) and len(value.args) == 2)
+
+
+def _is_part_of_shape(node: fx.Node) -> bool:
+    return node.target is operator.getitem and all(map(_is_shape, node.all_input_nodes))
+
+
+def _on_all_rows(function: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A function that treats every example apart, on the examples of all members as one batch."""
+    return function(x.flatten(0, 1), *args, **kwargs).unflatten(0, x.shape[:2])
 
 
 def _pointwise(function: Callable[..., Any], own: tuple[bool, ...], *args: Any, **kwargs: Any) -> Any:
@@ -451,7 +509,7 @@ def _convolution_function(
     def pair(value: Any) -> tuple[int, int]:
         return (value, value) if isinstance(value, int) else tuple(value)
 
-    if not _is_plain(groups, pair(dilation), padding) or (bias is not None and not (len(own) > 2 and own[2])):
+    if not is_plain(groups, pair(dilation), padding) or (bias is not None and not (len(own) > 2 and own[2])):
         raise Unsupported("a convolution has no batched form")
     if not own[0]:
         x = x.expand(len(weight), *x.shape)

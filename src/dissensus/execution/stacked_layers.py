@@ -1,0 +1,875 @@
+"""Convolutions and batch norm of all members at once, ``[M, B, C, H, W]``, with their gradients.
+
+A convolution has three operations: outputs, the gradient of inputs and that of weights. Each is linear in two tensors,
+and the derivatives of each are the two others. Each runs in one of several ways, which `Ways` chooses.
+"""
+
+import functools
+import importlib
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+
+from dissensus.execution.batched import stacked_batch_norm, stacked_convolution
+from dissensus.execution.graphs import captured, on
+from dissensus.execution.loop import side_by_side
+from dissensus.execution.skeleton import first_line
+from dissensus.execution.tf32 import convolutions_use_tf32
+from dissensus.execution.ways import Ways
+
+log = logging.getLogger("dissensus")
+
+KERNEL, STREAMS, GROUPED = "kernel", "streams", "grouped"
+NARROW = 64
+"""The largest number of channels for which the rule takes kernels; cuDNN has the better ones for more."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Of tensors that kernels take."""
+MOST_NUMBERS = 2**31 - 1
+"""The largest size of one member's tensor, whose numbers kernels count in 32 bits."""
+MOST_MEMBERS = 65535
+"""The largest second and third dimension of a grid of CUDA blocks."""
+
+
+@functools.cache
+def kernels() -> Any:
+    """The kernels, or None without Triton."""
+    try:
+        return importlib.import_module("dissensus.execution.triton_layers")
+    except ImportError:
+        return None
+
+
+def runs_kernels(x: Tensor) -> bool:
+    """Whether kernels take a tensor ``[M, ...]``."""
+    fits = x.dtype in DTYPES and len(x) <= MOST_MEMBERS and x.numel() <= MOST_NUMBERS * len(x)
+    return x.is_cuda and fits and kernels() is not None
+
+
+def _launch(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on the device of its first tensor."""
+    with on(x.device):
+        getattr(kernels(), name)[grid](x, *arguments, **constants)
+
+
+class Geometry(NamedTuple):
+    """What a convolution is, apart from its tensors."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut into programs."""
+
+    rows: int = 128
+    """Rows of a program, or of one of its steps where it sums over rows."""
+    warps: int = 4
+    columns: int = 64
+    """Taps and channels of a program that computes gradients of weights."""
+
+
+IMAGE_TILE, SUM_TILE = Tile(), Tile(rows=64)
+"""Of kernels that compute images, and of those that sum over them."""
+TILES = {
+    KERNEL: (IMAGE_TILE, SUM_TILE),
+    f"{KERNEL}, small tiles": (Tile(64), Tile(32)),
+    f"{KERNEL}, large tiles": (Tile(256, 8), Tile(64, columns=128)),
+}
+"""Tiles that are timed."""
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: tuple[int, ...], ways: Ways
+) -> Tensor:
+    """``x [M, B, C, H, W]`` through M convolutions ``[M, out, C, h, w]``; the result is channels last.
+
+    A batch that all members share may be an expanded tensor, which is not copied.
+    """
+    if _is_transformed(x, weight):
+        return stacked_convolution(x, weight, bias, stride, padding)
+    dtype = _autocast_dtype(weight)
+    weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    geometry = Geometry((stride[0], stride[1]), (padding[0], padding[1]))
+    x = _channels_last(x, dtype)
+    routes = _routes(x, weight, geometry, ways)
+    return _Convolution.apply(x, weight, bias, geometry, routes)
+
+
+def _is_transformed(*tensors: Tensor) -> bool:
+    """Whether a compiler, a transform of ``torch.func`` or forward-mode differentiation is at work.
+
+    They look into torch's operations, and not into functions of ours.
+    """
+    if torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors)):
+        return True
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def _autocast_dtype(weight: Tensor) -> torch.dtype:
+    """The precision of a convolution: that of autocast, if it is enabled; float64 does not change."""
+    device = weight.device.type
+    lowered = torch.is_autocast_enabled(device) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if lowered else weight.dtype
+
+
+def _channels_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Images ``[M, B, C, H, W]`` whose memory is channels last; a batch that all members share stays one.
+
+    It is copied for each member where its gradient is wanted, which is each member's own.
+    """
+    if _is_shared(x) and not (x.requires_grad and torch.is_grad_enabled()):
+        return _channels_last(x[:1], dtype).expand_as(x)
+    return x.to(dtype or x.dtype).movedim(2, -1).contiguous().movedim(-1, 2)
+
+
+def _is_shared(x: Tensor) -> bool:
+    return len(x) > 1 and x.stride(0) == 0
+
+
+def _out_size(size: int, side: int, stride: int, padding: int) -> int:
+    return (size + 2 * padding - side) // stride + 1
+
+
+def _out_shape(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, ...]:
+    """The shape ``[M, B, out, H', W']`` of outputs."""
+    sides = zip(x.shape[3:], weight.shape[3:], geometry.stride, geometry.padding, strict=True)
+    return (*x.shape[:2], weight.shape[1], *(_out_size(*side) for side in sides))
+
+
+class Routes(NamedTuple):
+    """The ways of a convolution's operations."""
+
+    forward: str
+    input_gradient: str
+    weight_gradient: str
+
+
+class Way(NamedTuple):
+    """One way to compute a convolution's three operations. Images are channels last; so is each result."""
+
+    forward: Callable[[Tensor, Tensor, Tensor | None, Geometry], Tensor]
+    """``(x, weight, bias, geometry) -> y``"""
+    input_gradient: Callable[[Tensor, Tensor, torch.Size, Geometry], Tensor]
+    """``(dy, weight, shape of x, geometry) -> dx``"""
+    weight_gradient: Callable[[Tensor, Tensor, Tensor, Geometry], Tensor]
+    """``(x, dy, weight, geometry) -> dweight``. Of the weight, shape, dtype and memory layout are used."""
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, routes: Routes) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry, ctx.routes = geometry, routes
+        return WAYS[routes.forward].forward(x, weight, bias, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,), (x, weight) = grads, ctx.saved_tensors
+        dy = _channels_last(dy)
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        return (
+            _InputGradient.apply(dy, weight, x.shape, ctx.geometry, ctx.routes) if of_x else None,
+            _WeightGradient.apply(x, dy, weight.detach(), ctx.geometry, ctx.routes) if of_weight else None,
+            dy.sum((1, 3, 4)) if of_bias else None,
+            None,
+            None,
+        )
+
+
+class _InputGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dy: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry, routes: Routes) -> Tensor:
+        ctx.save_for_backward(dy, weight)
+        ctx.geometry, ctx.routes = geometry, routes
+        return WAYS[routes.input_gradient].input_gradient(dy, weight, shape, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (of_dx,), (dy, weight) = grads, ctx.saved_tensors
+        of_dx = _channels_last(of_dx)
+        of_dy, of_weight = ctx.needs_input_grad[:2]
+        return (
+            _Convolution.apply(of_dx, weight, None, ctx.geometry, ctx.routes) if of_dy else None,
+            _WeightGradient.apply(of_dx, dy, weight.detach(), ctx.geometry, ctx.routes) if of_weight else None,
+            None,
+            None,
+            None,
+        )
+
+
+class _WeightGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dy: Tensor, like: Tensor, geometry: Geometry, routes: Routes) -> Tensor:
+        ctx.save_for_backward(x, dy)
+        ctx.geometry, ctx.routes = geometry, routes
+        return WAYS[routes.weight_gradient].weight_gradient(x, dy, like, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (of_weight,), (x, dy) = grads, ctx.saved_tensors
+        of_x, of_dy = ctx.needs_input_grad[:2]
+        return (
+            _InputGradient.apply(dy, of_weight, x.shape, ctx.geometry, ctx.routes) if of_x else None,
+            _Convolution.apply(x, of_weight, None, ctx.geometry, ctx.routes) if of_dy else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes:
+    """The way of each operation. On a GPU each is timed at the first pass of its shape, outside of any capture.
+
+    Kernels are compiled then, too, and what fails is left out with a notice.
+    """
+    if not _is_timed(x):
+        return Routes(GROUPED, GROUPED, GROUPED)
+    fits = runs_kernels(x) and math.prod(_out_shape(x, weight, geometry)[1:]) <= MOST_NUMBERS
+    candidates = [*(TILES if fits else []), STREAMS, GROUPED]
+    by_rule = KERNEL if KERNEL in candidates and max(weight.shape[1:3]) <= NARROW else STREAMS
+    if ways.by_rule:
+        return Routes(by_rule, by_rule, by_rule)
+    shape = "x".join(map(str, (*x.shape[:2], *x.shape[3:], *weight.shape[1:], *geometry.stride, *geometry.padding)))
+    precision = ", tf32" if x.dtype == torch.float32 and convolutions_use_tf32() else ""
+    place = f"{shape}, {str(x.dtype).removeprefix('torch.')}{precision}{', one batch' if _is_shared(x) else ''}"
+
+    def chosen(operation: str) -> str:
+        key = f"{operation} {place}"
+        if key not in ways:
+            if torch.cuda.is_current_stream_capturing():
+                return by_rule
+            with torch.no_grad(), on(x.device):
+                ways[key] = _fastest(operation, candidates, x.detach(), weight.detach(), geometry)
+        return ways[key]
+
+    forward = chosen("forward")
+    if not torch.is_grad_enabled():
+        return Routes(forward, by_rule, by_rule)
+    return Routes(forward, chosen("input gradient"), chosen("weight gradient"))
+
+
+def _is_timed(x: Tensor) -> bool:
+    """Whether ways are timed on the device of a tensor."""
+    return x.is_cuda
+
+
+_fastest_before: dict[tuple[object, ...], str] = {}
+"""What has been timed in this process."""
+
+
+def _fastest(operation: str, candidates: list[str], x: Tensor, weight: Tensor, geometry: Geometry) -> str:
+    """The way that takes the least time, replayed from a CUDA graph."""
+    key = (operation, x.shape, x.stride(), x.dtype, x.device, weight.shape, geometry, convolutions_use_tf32())
+    if key in _fastest_before:
+        return _fastest_before[key]
+    dy = torch.ones(_out_shape(x, weight, geometry), dtype=x.dtype, device=x.device)
+    dy = _channels_last(dy)
+    times: dict[str, float] = {}
+    reasons: list[str] = []
+    for name in candidates:
+        way = WAYS[name]
+        run = {
+            "forward": functools.partial(way.forward, x, weight, None, geometry),
+            "input gradient": functools.partial(way.input_gradient, dy, weight, x.shape, geometry),
+            "weight gradient": functools.partial(way.weight_gradient, x, dy, weight, geometry),
+        }[operation]
+        try:
+            times[name] = replay_milliseconds(run)
+        except Exception as reason:  # a compiler may raise anything
+            reasons.append(first_line(reason))
+            _tell(f"convolutions do not all run in the way {name!r}: {reasons[-1]}")
+    if not times:
+        raise RuntimeError(reasons[0])
+    _fastest_before[key] = min(times, key=times.__getitem__)
+    return _fastest_before[key]
+
+
+@functools.cache
+def _tell(message: str) -> None:
+    """Say something in the log once."""
+    log.warning(message)
+
+
+def replay_milliseconds(function: Callable[[], object], rounds: int = 5) -> float:
+    """The median time of a function on the current GPU, replayed from a CUDA graph."""
+    function()  # libraries set themselves up, and kernels are compiled
+
+    def run() -> None:
+        function()
+
+    replay = captured(run, watch="thread_local")
+    replay()
+    times: list[float] = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[rounds // 2]
+
+
+# All members as the groups of one convolution.
+
+
+def _joined(x: Tensor) -> Tensor:
+    """Images ``[B, M·C, H, W]`` of all members ``[M, B, C, H, W]``."""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _parted(x: Tensor, members: int) -> Tensor:
+    return x.unflatten(1, (members, -1)).transpose(0, 1)
+
+
+def _library_forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int = 1) -> Tensor:
+    return torch.convolution(x, weight, bias, geometry.stride, geometry.padding, (1, 1), False, (0, 0), groups)
+
+
+def _library_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, wanted: int, groups: int = 1
+) -> Tensor:
+    """The gradient of inputs (``wanted`` 0) or of weights (1)."""
+    mask = [wanted == 0, wanted == 1, False]
+    pairs = (list(geometry.stride), list(geometry.padding), [1, 1])
+    return torch.ops.aten.convolution_backward(dy, x, weight, None, *pairs, False, [0, 0], groups, mask)[wanted]
+
+
+def _grouped_forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    flat_bias = None if bias is None else bias.flatten()
+    y = _library_forward(_joined(x), weight.flatten(0, 1), flat_bias, geometry, len(weight))
+    return _channels_last(_parted(y, len(weight)))
+
+
+def _grouped_input_gradient(dy: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    x = dy.new_empty((shape[1], shape[0] * shape[2], *shape[3:]))  # only its shape is used
+    dx = _library_backward(_joined(dy), x, weight.flatten(0, 1), geometry, 0, len(weight))
+    return _channels_last(_parted(dx, len(weight)))
+
+
+def _grouped_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    dw = _library_backward(_joined(dy), _joined(x), weight.flatten(0, 1), geometry, 1, len(weight))
+    return dw.unflatten(0, (len(weight), -1))
+
+
+# A convolution for each member, on streams of a GPU.
+
+
+def _each(jobs: Sequence[Callable[[], Tensor]], device: torch.device) -> Tensor:
+    """Images ``[M, B, C, H, W]``, channels last, of one job for each member."""
+    images = [image.movedim(1, -1) for image in side_by_side(jobs, device)]
+    return torch.stack(images).movedim(-1, 2)
+
+
+def _streams_forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    biases = [None] * len(x) if bias is None else list(bias)
+    operands = zip(x, weight, biases, strict=True)
+    return _each([functools.partial(_library_forward, *own, geometry) for own in operands], x.device)
+
+
+def _streams_input_gradient(dy: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    x = dy.new_empty((shape[1], *shape[3:], shape[2])).movedim(-1, 1)  # only its shape is used
+    operands = zip(dy, weight, strict=True)
+    jobs = [functools.partial(_library_backward, d, x, w, geometry, 0) for d, w in operands]
+    return _each(jobs, dy.device)
+
+
+def _streams_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    operands = zip(dy, x, weight, strict=True)
+    jobs = [functools.partial(_library_backward, *own, geometry, 1) for own in operands]
+    return torch.stack(side_by_side(jobs, dy.device))
+
+
+# One kernel for all members.
+
+
+def _power(number: int) -> int:
+    """The next power of two of at least 16, which sides of a product on matrix units are.
+
+    >>> [_power(number) for number in (3, 16, 17, 64)]
+    [16, 16, 32, 64]
+    """
+    return max(1 << (number - 1).bit_length(), 16)
+
+
+def _step(inputs: int, taps: int) -> int:
+    """Numbers that a program multiplies at a time: channels of one tap, or some of all taps where none fits.
+
+    >>> _step(16, 9), _step(128, 9), _step(48, 1), _step(3, 9), _step(20, 9), _step(3, 1)
+    (16, 64, 16, 32, 32, 16)
+    """
+    whole = next((step for step in (64, 32, 16) if inputs % step == 0), None)
+    return min(32, _power(inputs * taps)) if whole is None else whole
+
+
+def _precision(x: Tensor) -> str:
+    return "tf32" if x.dtype != torch.float32 or convolutions_use_tf32() else "ieee"
+
+
+def _image_rows(x: Tensor) -> tuple[Tensor, int]:
+    """A tensor whose memory is channels last, and the distance of members in it, 0 for a batch that they share."""
+    x = _channels_last(x)
+    return x, 0 if _is_shared(x) else x[0].numel()
+
+
+def _weight_strides(weight: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """A weight ``[M, out, in, h, w]``, and distances of members, outputs, inputs and taps; taps have one."""
+    if weight.shape[3] > 1 and weight.stride(3) != weight.shape[4] * weight.stride(4):
+        weight = weight.contiguous()
+    tap = weight.stride(4) if weight.shape[4] > 1 else weight.stride(3)
+    return weight, (weight.stride(0), weight.stride(1), weight.stride(2), tap)
+
+
+def _constants(weight: Tensor, geometry: Geometry, x: Tensor) -> dict[str, Any]:
+    (lines, columns), (line_stride, column_stride), (line_padding, column_padding) = weight.shape[3:], *geometry
+    return {
+        "LINES": lines,
+        "COLUMNS": columns,
+        "LINE_STRIDE": line_stride,
+        "COLUMN_STRIDE": column_stride,
+        "LINE_PADDING": line_padding,
+        "COLUMN_PADDING": column_padding,
+        "PRECISION": _precision(x),
+    }
+
+
+def kernel_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, tile: Tile = IMAGE_TILE
+) -> Tensor:
+    """Outputs by one kernel."""
+    weight, strides = _weight_strides(weight)
+    return _convolved(x, weight, strides, bias, _out_shape(x, weight, geometry), geometry, tile, transposed=False)
+
+
+def kernel_input_gradient(
+    dy: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry, tile: Tile = IMAGE_TILE
+) -> Tensor:
+    """The gradient of inputs by one kernel."""
+    weight, (member, out, into, tap) = _weight_strides(weight)
+    return _convolved(dy, weight, (member, into, out, tap), None, shape, geometry, tile, transposed=True)
+
+
+def _convolved(
+    x: Tensor,
+    weight: Tensor,
+    strides: tuple[int, int, int, int],
+    bias: Tensor | None,
+    shape: tuple[int, ...],
+    geometry: Geometry,
+    tile: Tile,
+    *,
+    transposed: bool,
+) -> Tensor:
+    """Images of a shape ``[M, B, C, H, W]``; strides of weights are those of members, results, sources and taps."""
+    x, x_member = _image_rows(x)
+    members, batch, channels, height, width = shape
+    y = x.new_empty((members, batch, height, width, channels)).movedim(-1, 2)
+    if not y.numel():
+        return y
+    if not x.numel():
+        return y.zero_() if bias is None else y.copy_(bias[:, None, :, None, None])
+    bias = None if bias is None else bias.contiguous()
+    rows, inputs = batch * height * width, x.shape[2]
+    outs = min(_power(channels), 64)
+    grid = (-(-rows // tile.rows), -(-channels // outs), members)
+    _launch(
+        "convolve",
+        grid,
+        x,
+        weight,
+        x if bias is None else bias,
+        y,
+        rows,
+        *x.shape[3:],
+        height,
+        width,
+        x_member,
+        *strides,
+        channels,
+        INPUTS=inputs,
+        OUTPUTS=channels,
+        TRANSPOSED=transposed,
+        HAS_BIAS=bias is not None,
+        ROWS=tile.rows,
+        OUTS=outs,
+        STEP=_step(inputs, weight.shape[3] * weight.shape[4]),
+        num_warps=tile.warps,
+        **_constants(weight, geometry, x),
+    )
+    return y
+
+
+PROGRAMS = 1024
+"""Programs that fill a card, about; sums over rows are cut into parts to have as many."""
+
+
+def _parts(rows: int, programs: int, step: int) -> tuple[int, int]:
+    """The number of parts of rows, and rows of each, for a number of programs that there are anyway.
+
+    >>> _parts(65536, 60, 64), _parts(100, 60, 64), _parts(65536, 4096, 64)
+    ((18, 3648), (1, 128), (1, 65536))
+    """
+    parts = max(1, min(-(-PROGRAMS // programs), rows // (4 * step)))
+    each = -(-rows // (parts * step)) * step
+    return -(-rows // each), each
+
+
+def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry, tile: Tile = SUM_TILE) -> Tensor:
+    """The gradient of weights by one kernel, and one that adds parts; it has the layout of the weights."""
+    members, outputs, inputs, lines, columns = weight.shape
+    taps, size = lines * columns, lines * columns * inputs
+    last = inputs > 1 and taps > 1 and weight.stride(2) == 1
+    stored = (members, outputs, lines, columns, inputs) if last else tuple(weight.shape)
+    dw = x.new_empty(stored, dtype=weight.dtype)
+    result = dw.movedim(-1, 2) if last else dw
+    if not x.numel() or not dy.numel():
+        return result.zero_()
+    (x, x_member), (dy, dy_member) = _image_rows(x), _image_rows(dy)
+    if not dy_member:
+        dy = dy.movedim(2, -1).contiguous().movedim(-1, 2)
+    rows = dy[0].numel() // outputs
+    outs = min(_power(outputs), 64)
+    programs = -(-outputs // outs) * -(-size // tile.columns)
+    splits, each = _parts(rows, programs * members, tile.rows)
+    parts = dw if splits == 1 else x.new_empty((splits, dw.numel()), dtype=torch.float32)
+    _launch(
+        "weigh",
+        (programs, splits, members),
+        x,
+        dy,
+        parts,
+        members,
+        rows,
+        *x.shape[3:],
+        *dy.shape[3:],
+        x_member,
+        1 if last else taps,
+        inputs if last else 1,
+        INPUTS=inputs,
+        OUTPUTS=outputs,
+        EACH=each,
+        ROWS=tile.rows,
+        OUTS=outs,
+        STEP=tile.columns,
+        num_warps=tile.warps,
+        **_constants(weight, geometry, x),
+    )
+    if splits > 1:
+        _launch("add_parts", (-(-dw.numel() // 256),), parts, dw, dw.numel(), SPLITS=splits, SIZE=256)
+    return result
+
+
+# Batch norm.
+
+
+def batch_norm(
+    x: Tensor,
+    statistics: tuple[Tensor, Tensor] | None,
+    affine: tuple[Tensor, Tensor] | None,
+    residual: Tensor | None = None,
+    *,
+    training: bool,
+    momentum: float,
+    eps: float,
+    relu: bool = False,
+) -> Tensor:
+    """Batch norm of ``x [M, B, C, ...]``, a sum with a residual and ReLU, with statistics of each member.
+
+    Args:
+        x: Activations.
+        statistics: Running means and variances ``[M, C]``, which training moves; None: there are none.
+        affine: Weights and biases ``[M, C]``, or None.
+        residual: What is added after batch norm; None: nothing.
+        training: Whether statistics are those of the batch.
+        momentum: How far running statistics move.
+        eps: A small number that is added to variances.
+        relu: Whether ReLU comes last.
+    """
+    uses_batch = training or statistics is None
+    rows = x.numel() // (len(x) * x.shape[2]) if x.numel() else 0
+    tensors = [x, *(statistics or ()), *(affine or ()), *([] if residual is None else [residual])]
+    fits = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+    plain = not rows or (rows == 1 and uses_batch) or not fits or not runs_kernels(x)
+    if plain or _is_transformed(*tensors) or not all(t.is_contiguous() for t in statistics or ()):
+        return _plain_norm(x, statistics, affine, residual, training=training, momentum=momentum, eps=eps, relu=relu)
+    weight, bias = (None, None) if affine is None else affine
+    settings = NormSettings(training, uses_batch, momentum, eps, relu)
+    residual = None if residual is None else _rows_last(residual)
+    return _Norm.apply(_rows_last(x), weight, bias, residual, statistics, settings)
+
+
+def _plain_norm(
+    x: Tensor,
+    statistics: tuple[Tensor, Tensor] | None,
+    affine: tuple[Tensor, Tensor] | None,
+    residual: Tensor | None,
+    *,
+    training: bool,
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> Tensor:
+    """The same by torch's batch norm."""
+    mean, variance = (None, None) if statistics is None else statistics
+    weight, bias = (None, None) if affine is None else affine
+    uses_batch = training or statistics is None
+    y = stacked_batch_norm(x, mean, variance, weight, bias, uses_batch, momentum, eps)
+    y = y if residual is None else y + residual
+    return y.relu() if relu else y
+
+
+class NormSettings(NamedTuple):
+    """What a batch norm is, apart from its tensors."""
+
+    tracks: bool
+    """Whether running statistics move."""
+    uses_batch: bool
+    """Whether statistics are those of the batch."""
+    momentum: float
+    eps: float
+    relu: bool
+
+
+def _rows_last(x: Tensor) -> Tensor:
+    """Activations ``[M, B, C, ...]`` whose memory is channels last."""
+    return x.movedim(2, -1).contiguous().movedim(-1, 2)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        statistics: tuple[Tensor, Tensor] | None,
+        settings: NormSettings,
+    ) -> Tensor:
+        y, mean, rstd = kernel_norm(x, weight, bias, residual, statistics, settings)
+        ctx.save_for_backward(x, weight, bias, residual, y if settings.relu else None, mean, rstd)
+        ctx.settings = settings
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,), (x, weight, bias, residual, y, mean, rstd) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():  # these gradients may be differentiated: torch knows how
+            parts = _norm_gradients((x, weight, bias, residual), dy, mean, rstd, ctx.settings, ctx.needs_input_grad)
+        else:
+            wants_residual = ctx.needs_input_grad[3]
+            parts = kernel_norm_gradient(x, y, _rows_last(dy), mean, rstd, weight, wants_residual, ctx.settings)
+        wanted = zip(parts, ctx.needs_input_grad[:4], strict=True)
+        return *(part if is_wanted else None for part, is_wanted in wanted), None, None
+
+
+def _norm_gradients(
+    inputs: tuple[Tensor | None, ...],
+    dy: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    settings: NormSettings,
+    needs: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated."""
+    x, weight, bias, residual = inputs
+    assert x is not None
+    affine = None if weight is None or bias is None else (weight, bias)
+    statistics = None if settings.uses_batch else (mean, rstd.square().reciprocal() - settings.eps)
+    how = {"training": settings.uses_batch, "momentum": 0.0, "eps": settings.eps, "relu": settings.relu}
+    y = _plain_norm(x, statistics, affine, residual, **how)
+    wanted = [place for place in range(4) if needs[place]]
+    leaves = [leaf for place in wanted if (leaf := inputs[place]) is not None]
+    grads = dict(zip(wanted, torch.autograd.grad(y, leaves, dy, create_graph=True), strict=True))
+    return [grads.get(place) for place in range(4)]
+
+
+def _norm_tile(channels: int) -> tuple[int, int]:
+    """Rows and channels of a program.
+
+    >>> _norm_tile(16), _norm_tile(10), _norm_tile(512)
+    ((256, 16), (256, 16), (32, 128))
+    """
+    width = min(_power(channels), 128)
+    return 4096 // width, width
+
+
+def kernel_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    statistics: tuple[Tensor, Tensor] | None,
+    settings: NormSettings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, and the means and 1 / √(variance + eps) ``[M, C]`` that were used; memory is channels last."""
+    members, channels = len(x), x.shape[2]
+    rows = x[0].numel() // channels
+    lines, width = _norm_tile(channels)
+    blocks = -(-channels // width)
+    constants = {"CHANNELS": channels, "WIDTH": width}
+    if settings.uses_batch:
+        mean, rstd = (x.new_empty(members, channels, dtype=torch.float32) for _ in range(2))
+        parts, splits, each = _norm_parts(x, rows, lines, blocks)
+        _launch(
+            "norm_sums",
+            (splits, members, blocks),
+            x,
+            x,
+            x,
+            x,
+            x,
+            parts,
+            members,
+            rows,
+            EACH=each,
+            BACKWARD=False,
+            RELU=False,
+            ROWS=lines,
+            **constants,
+        )
+        tracked = statistics if settings.tracks else None
+        running = (mean, rstd) if tracked is None else tracked
+        numbers = (members, rows, settings.momentum, settings.eps)
+        _launch(
+            "norm_statistics",
+            (members, blocks),
+            x,
+            parts,
+            mean,
+            rstd,
+            *running,
+            *numbers,
+            TRACKED=tracked is not None,
+            SPLITS=splits,
+            **constants,
+        )
+    else:
+        assert statistics is not None
+        mean, rstd = statistics[0].float(), (statistics[1].float() + settings.eps).rsqrt()
+    y = _new_like(x)
+    weight, bias = (None if tensor is None else _dense_rows(tensor) for tensor in (weight, bias))
+    _launch(
+        "norm_rows",
+        (-(-rows // lines), members, blocks),
+        x,
+        x if residual is None else residual,
+        mean,
+        rstd,
+        mean if weight is None else weight,
+        mean if bias is None else bias,
+        y,
+        rows,
+        0 if weight is None else weight.stride(0),
+        0 if bias is None else bias.stride(0),
+        AFFINE=weight is not None,
+        HAS_RESIDUAL=residual is not None,
+        RELU=settings.relu,
+        ROWS=lines,
+        **constants,
+    )
+    return y, mean, rstd
+
+
+def kernel_norm_gradient(
+    x: Tensor,
+    y: Tensor | None,
+    dy: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    wants_residual: bool,
+    settings: NormSettings,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, of weights, of biases and of the residual; y are outputs, of which ReLU's signs are read."""
+    members, channels = len(x), x.shape[2]
+    rows = x[0].numel() // channels
+    lines, width = _norm_tile(channels)
+    blocks = -(-channels // width)
+    constants = {"CHANNELS": channels, "WIDTH": width, "RELU": y is not None}
+    outputs = x if y is None else y
+    parts, splits, each = _norm_parts(x, rows, lines, blocks)
+    _launch(
+        "norm_sums",
+        (splits, members, blocks),
+        x,
+        outputs,
+        dy,
+        mean,
+        rstd,
+        parts,
+        members,
+        rows,
+        EACH=each,
+        BACKWARD=True,
+        ROWS=lines,
+        **constants,
+    )
+    sums = parts[0] if splits == 1 else parts.sum(0)
+    dx = _new_like(x)
+    # Without ReLU, the gradient of the residual is that of outputs.
+    masked = _new_like(x) if wants_residual and y is not None else None
+    weight = None if weight is None else _dense_rows(weight)
+    _launch(
+        "norm_gradient",
+        (-(-rows // lines), members, blocks),
+        x,
+        outputs,
+        dy,
+        mean,
+        rstd,
+        mean if weight is None else weight,
+        sums,
+        dx,
+        dx if masked is None else masked,
+        rows,
+        0 if weight is None else weight.stride(0),
+        AFFINE=weight is not None,
+        TRAINING=settings.uses_batch,
+        HAS_RESIDUAL=masked is not None,
+        ROWS=lines,
+        **constants,
+    )
+    of_bias, of_weight = sums.unbind(1)
+    if weight is None:
+        return dx, None, None, masked if y is not None else dy
+    return dx, of_weight.to(weight.dtype), of_bias.to(weight.dtype), masked if y is not None else dy
+
+
+def _new_like(x: Tensor) -> Tensor:
+    """Memory for activations ``[M, B, C, ...]``, channels last."""
+    return x.new_empty(x.movedim(2, -1).shape).movedim(-1, 2)
+
+
+def _dense_rows(tensor: Tensor) -> Tensor:
+    """A tensor ``[M, C]`` whose rows have no gaps; there may be some between rows."""
+    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
+
+
+def _norm_parts(x: Tensor, rows: int, lines: int, blocks: int) -> tuple[Tensor, int, int]:
+    """Memory for two sums of every channel, the number of parts of rows, and rows of each."""
+    splits, each = _parts(rows, len(x) * blocks, lines)
+    return x.new_empty((splits, len(x), 2, x.shape[2]), dtype=torch.float32), splits, each
+
+
+def kernels_with(image_tile: Tile, sum_tile: Tile) -> Way:
+    """Kernels that are cut into tiles of these sizes."""
+    return Way(
+        functools.partial(kernel_forward, tile=image_tile),
+        functools.partial(kernel_input_gradient, tile=image_tile),
+        functools.partial(kernel_weight_gradient, tile=sum_tile),
+    )
+
+
+WAYS: dict[str, Way] = {
+    **{name: kernels_with(*tiles) for name, tiles in TILES.items()},
+    STREAMS: Way(_streams_forward, _streams_input_gradient, _streams_weight_gradient),
+    GROUPED: Way(_grouped_forward, _grouped_input_gradient, _grouped_weight_gradient),
+}
+"""Ways of convolutions by name."""
