@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, is_idle, keyed_layers
+from dissensus.dropout import KeyedDropout, keyed_layers
 from dissensus.execution.batched import (
     POINTWISE_FUNCTIONS,
     POINTWISE_LAYERS,
@@ -26,7 +25,8 @@ from dissensus.execution.batched import (
     stacked_linear,
 )
 from dissensus.execution.common import RANDOM, common_layers
-from dissensus.execution.skeleton import LeafTracer, Skeleton, Tensors, Unsupported
+from dissensus.execution.common_graph import CommonTracer, is_common, keys_of, name_of
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import GlobalGenerators
 
@@ -104,14 +104,8 @@ def _new_plans(skeleton: Skeleton) -> dict[Any, _Plan]:  # noqa: ARG001
 def _made(skeleton: Skeleton, per_member: bool) -> _Plan:
     if skeleton.output is not None:
         raise Unsupported("its output is chosen from several")
-    own = {id(tensor) for tensor in skeleton.tensors().values()}
-    keys = {
-        name: frozenset(
-            key for key, tensor in [*layer._parameters.items(), *layer._buffers.items()] if id(tensor) in own
-        )
-        for name, layer in skeleton.network.named_modules(remove_duplicate=False)
-    }
-    graph = skeleton.trace(_WideTracer(skeleton, keys, per_member))
+    keys = keys_of(skeleton, skeleton.tensors().values())
+    graph = skeleton.trace(CommonTracer(keys, per_member, common_layers(skeleton)))
     nodes = list(graph.nodes)
     if sum(node.op == "placeholder" for node in nodes) != 1:
         raise Unsupported("its forward pass takes several inputs")
@@ -122,61 +116,7 @@ def _made(skeleton: Skeleton, per_member: bool) -> _Plan:
     if not isinstance(result, fx.Node):
         raise Unsupported("it returns more than one tensor")
     maker.steps.append(operator.itemgetter(maker.place[result]))
-    return _Plan(maker.steps, _is_common(result))
-
-
-def _is_common(node: fx.Node) -> bool:
-    return node.meta["common"]
-
-
-class _WideTracer(LeafTracer):
-    """Notes which values are common, and which come from the input.
-
-    A layer that belongs to no member, and whose inputs are common, is not looked into, whatever it does.
-    """
-
-    proxy_buffer_attributes = True
-
-    def __init__(self, skeleton: Skeleton, keys: Mapping[str, frozenset[str]], per_member: bool) -> None:
-        super().__init__()
-        self.own_keys, self.per_member = keys, per_member
-        self.whole = {part for layer in common_layers(skeleton) for part in layer.modules()}
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Record a call of a layer, or look into it."""
-        proxies = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)]
-        if m in self.whole and proxies and all(_is_common(proxy.node) for proxy in proxies) and not _has_proxies(m):
-            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
-        return super().call_module(m, forward, args, kwargs)
-
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> fx.Node:
-        """A node that knows whether its value is common."""
-        node = super().create_node(kind, target, args, kwargs, *rest, **named)
-        before = node.all_input_nodes
-        common = all(other.meta["common"] for other in before)
-        if kind == "placeholder":
-            common = not self.per_member
-        elif kind == "get_attr":
-            path, _, key = str(target).rpartition(".")
-            common = key not in self.own_keys[path]
-        elif kind == "call_module":
-            common = common and not any(self.own_keys[name] for name in self._inside(str(target)))
-        elif target is getattr and node.args[1] in ("dtype", "device"):
-            common = True
-        node.meta["common"] = common
-        node.meta["batch"] = kind == "placeholder" or any(other.meta["batch"] for other in before)
-        return node
-
-    def _inside(self, path: str) -> list[str]:
-        """Names of the layers in a layer, apart from dropout that drops nothing, whose keys nobody reads."""
-        inside = [name for name in self.own_keys if name == path or name.startswith(f"{path}.")]
-        return [name for name in inside if not is_idle(self.root.get_submodule(name))]
-
-
-def _has_proxies(layer: nn.Module) -> bool:
-    """Whether code has hung values of a member into a layer, which it reads besides its arguments."""
-    attributes = [value for part in layer.modules() for name, value in vars(part).items() if name != "_modules"]
-    return any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(attributes))
+    return _Plan(maker.steps, is_common(result))
 
 
 class _Maker:
@@ -195,10 +135,10 @@ class _Maker:
         if node.op == "get_attr":
             self.steps.append(self._attribute(str(node.target)))
         elif _writes(node):
-            raise Unsupported(f"{_name(node)} writes into a tensor")
+            raise Unsupported(f"{name_of(node)} writes into a tensor")
         elif self._writes_into_what_is_read(node):
             raise Unsupported(f"layer {node.target} writes into what another operation reads")
-        elif _is_common(node):
+        elif is_common(node):
             self.steps.append(self._called(node, self._function(node)))
         elif node.op == "call_module":
             self.steps.append(self._layer(node))
@@ -208,7 +148,7 @@ class _Maker:
 
     def _writes_into_what_is_read(self, node: fx.Node) -> bool:
         """Whether a layer writes into its input, and something else reads that; members get a copy of their own."""
-        if node.op != "call_module" or _is_common(node):
+        if node.op != "call_module" or is_common(node):
             return False
         layer = self.network.get_submodule(str(node.target))
         return bool(getattr(layer, "inplace", False)) and any(len(before.users) > 1 for before in node.all_input_nodes)
@@ -225,8 +165,8 @@ class _Maker:
         """What a node whose value is common calls, as it is."""
         if node.op == "call_module":
             return self.network.get_submodule(str(node.target))
-        if RANDOM.search(_name(node)) or ("drop" in _name(node) and self.network.training):
-            raise Unsupported(f"{_name(node)} draws random numbers")
+        if RANDOM.search(name_of(node)) or ("drop" in name_of(node) and self.network.training):
+            raise Unsupported(f"{name_of(node)} draws random numbers")
         return _method(str(node.target)) if node.op == "call_method" else cast(Any, node.target)
 
     def _called(self, node: fx.Node, function: Callable[..., Any]) -> Step:
@@ -249,7 +189,7 @@ class _Maker:
             raise Unsupported(f"layer {name} takes something else than a batch")
         run = _batched_layer(name, layer, own, self.network.training)
         at = self.place[before]
-        if not _is_common(before):
+        if not is_common(before):
             return lambda values: run(layer, values[at])
         if own == {"bias"}:  # the product is common, too
             return lambda values: _with_bias(layer, values[at])
@@ -266,10 +206,6 @@ def _method(name: str) -> Callable[..., Any]:
     return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
 
 
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-
-
 _IN_PLACE = {name for name in dir(operator) if name.startswith("i") and hasattr(operator, f"__{name}__")} - {
     "index",
     "inv",
@@ -283,7 +219,7 @@ def _writes(node: fx.Node) -> bool:
     """Whether a node writes into a value that another one may read."""
     if node.op == "call_module":
         return False  # layers get a copy
-    name = _name(node)
+    name = name_of(node)
     method = name.endswith("_") and not name.endswith("__")
     return method or name in ("setitem", *_IN_PLACE) or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
@@ -395,9 +331,9 @@ def _aligned(tensor: Tensor, dimensions: int) -> Tensor:
 
 def _batched_function(node: fx.Node) -> Callable[..., Any]:
     """The form of a function or method that reads values with a member axis."""
-    name, args = _name(node), node.args
-    own = [isinstance(argument, fx.Node) and not _is_common(argument) for argument in args]
-    if any(isinstance(leaf, fx.Node) and not _is_common(leaf) for leaf in node.kwargs.values()):
+    name, args = name_of(node), node.args
+    own = [isinstance(argument, fx.Node) and not is_common(argument) for argument in args]
+    if any(isinstance(leaf, fx.Node) and not is_common(leaf) for leaf in node.kwargs.values()):
         raise Unsupported(f"function {name} takes tensors by name")
     of_batch = isinstance(args[0], fx.Node) and args[0].meta["batch"]
     first_batch = of_batch and own[0]
