@@ -1,8 +1,9 @@
 """Members that share weights: what they hold, what they compute, and how long a training step is, beside one network.
 
 Ways: full copies; LoRA (rank 8 on the attention's layers) and heads on a frozen network; heads on features that were
-computed once (`dissensus.SharedTrunk.of`); BatchEnsemble, which trains what is shared. A step is that of `dissensus.fit`: forward pass, objective, backward pass and AdamW; on a GPU under bf16
-autocast, replayed from a CUDA graph. All of the following are multiples of those of one network that is trained whole:
+computed once (`dissensus.SharedTrunk.of`); BatchEnsemble, which trains what is shared. A step is that of
+`dissensus.fit`: forward pass, objective, backward pass and AdamW; on a GPU under bf16 autocast, replayed from a CUDA
+graph. All of the following are multiples of those of one network that is trained whole:
 
 - weights: numbers of weights, gradients and the two moments of Adam;
 - activations: bytes that autograd keeps for the backward pass;
@@ -14,8 +15,8 @@ autocast, replayed from a CUDA graph. All of the following are multiples of thos
 On a GPU the peak memory of training is recorded too. Networks come from timm and transformers. Where a package is not
 installed, a transformer of the same size in plain torch stands in, and its name says so. Rows are written as they come.
 With a budget, rows that would begin after it are left out and named; rows that matter most come first, and
-``--resume`` measures those that a file does not have yet. ``--rounds 3 --budget 400`` ends within 8 minutes where no row
-takes longer than 80 seconds.
+``--resume`` measures those that a file does not have yet. ``--rounds 3 --budget 400`` ends within 8 minutes where no
+row takes longer than 80 seconds.
 
 Usage: python benchmarks/sharing.py [--rounds 5] [--members 20 1 5] [--only NAME] [--budget SECONDS] [--json FILE]
        [--resume]
