@@ -54,6 +54,8 @@ independent = partial(ds.objectives.independent, loss="cross_entropy")
 CHEAP = ("LoRA", "heads", "heads on features")
 WAYS = (*CHEAP, "BatchEnsemble", "full copies")
 CLASSES = 10
+VARYING = ("command", "operations a second of a large product")
+"""What may differ between calls that measure rows of one file."""
 WARM_UP = 2
 """Epochs before the first that is timed: they choose a backend, and capture."""
 Batch = dict[str, Tensor]
@@ -347,6 +349,20 @@ def timed(ens: ds.Ensemble, case: Case, batch: Batch, labels: Tensor, steps: int
     return {"seconds": median(between), "backend": history.backend, "peak": peak}
 
 
+def product_rate(device: torch.device, size: int = 2048, times: int = 5) -> float:
+    """Operations a second, in units of 10^9, of a large product of square matrices: more than any network reaches."""
+    size = 4 * size if device.type == "cuda" else size
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    seconds: list[float] = []
+    for _ in range(times + 1):
+        started = time.perf_counter()
+        _ = a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds[1:]) / 1e9
+
+
 def clean() -> None:
     gc.collect()
     if torch.cuda.is_available():
@@ -390,6 +406,7 @@ def row(case: Case, way: str, members: int, result: dict[str, Any], one: dict[st
         "held": ratio("held"),
         "kept": result["kept"] / max(1, one["kept"]),
         "operations": ratio("operations"),
+        "one_operations": one["operations"],
         "products": result["products"],
         "one_products": one["products"],
         "kernels": result["kernels"],
@@ -415,7 +432,7 @@ class Record:
         self.left_out: list[dict[str, Any]] = []
         if resume and file is not None and file.exists():
             earlier = json.loads(file.read_text())
-            differing = [key for key in made if key != "command" and made[key] != earlier["made"].get(key)]
+            differing = [key for key in made if key not in VARYING and made[key] != earlier["made"].get(key)]
             if differing:
                 raise SystemExit(f"{file} is of another {', '.join(differing)}: measure anew, without --resume.")
             self.made, self.rows = earlier["made"], earlier["rows"]
@@ -489,6 +506,7 @@ def main() -> None:
         "threads": str(torch.get_num_threads()),
         **{name: version for name, version in versions().items() if name != "peft"},
         "rounds": str(options.rounds),
+        "operations a second of a large product": f"{product_rate(device):.0f}e9",
     }
     print(json.dumps(made), flush=True)
     networks = [case for case in cases(device) if options.only in case.name]

@@ -204,6 +204,12 @@ def test_the_ensemble_is_told_of_a_training_of_its_heads():
     assert ens.twin is None
     assert torch.equal(ens.in_bag, trunk.heads.in_bag)
     assert not ens.in_bag.all()
+    copied, alone = copy.deepcopy(trunk), copy.deepcopy(trunk.heads)
+    ds.fit(alone, (trunk.features(x), y), independent, epochs=1, batch_size=8)
+    assert not isinstance(trunk.ensemble().in_bag, str), "a copy of heads has other weights than the ensemble"
+    ds.fit(copied.heads, (trunk.features(x), y), independent, epochs=1, batch_size=8)
+    assert copied.ensemble().in_bag == "all"
+    assert len(pickle.dumps(trunk.heads)) < len(pickle.dumps(ens)), "heads go without the trunk"
 
 
 @pytest.mark.parametrize("cut", ["4", 2])

@@ -74,10 +74,27 @@ def cell(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
     if value is None:
         return "–"
-    one = row.get(f"one_{key}", 1)
+    one = 1 if key == "operations" else row.get(f"one_{key}", 1)
     return (
         "–" if one is None else f"{value / one:.2f}" if key in ("held", "operations", "rate") else f"{value / one:.1f}"
     )
+
+
+def values() -> dict[str, str]:
+    """The numbers of the page's sentences: twenty LoRA members of a ViT beside one network, on both machines."""
+    numbers: dict[str, str] = {}
+    for machine, name, network in (("cpu", "sharing", "ViT, width 384"), ("card", "sharing_gpu", "vit_small")):
+        result = benchmark(name)
+        (row,) = [
+            row for row in result["rows"] if network in row["network"] and (row["way"], row["members"]) == ("LoRA", 20)
+        ]
+        numbers[f"lora-operations-{machine}"] = cell(row, "operations")
+        numbers[f"lora-step-{machine}"] = cell(row, "milliseconds")
+        if machine == "cpu":
+            product = float(result["made"]["operations a second of a large product"])
+            at_best = 1e3 * row["operations"] * row["one_operations"] / product
+            numbers["lora-floor"] = f"{at_best / row['one_milliseconds']:.1f}"
+    return numbers
 
 
 TABLES = {"sharing": sharing}

@@ -138,7 +138,11 @@ class SharedTrunk(nn.Module):
         heads = StackedMembers(split.own, shared=frozenset(n for n, t in hanging.items() if id(t) in common))
         heads.skeleton.share_lock(body.skeleton)
         modes = {layer: layer.training for layer in ensemble.modules()}
-        trunk = cls(_Common(split.common), ensemble.heads(heads.train(ensemble.training)))
+        backend = ensemble.body.requested_backend
+        last = Ensemble.around(heads.train(ensemble.training), ensemble.seed, list(ensemble.member_ids), backend)
+        last.in_bag = ensemble.in_bag
+        last.tell(ensemble)
+        trunk = cls(_Common(split.common), last)
         own = {name: names[id(tensor)] for name, tensor in heads.tensors().items() if id(tensor) in names}
         trunk._whole = _Whole(ensemble, trunk.heads, own, split.own.graph)
         try:
@@ -148,6 +152,12 @@ class SharedTrunk(nn.Module):
                 layer.training = mode
             raise
         return trunk
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy of a trunk has a copy of the ensemble, with the same weights as its heads."""
+        super().__setstate__(state)
+        if self._whole is not None:
+            self._whole.heads.tell(self._whole.ensemble)
 
     @torch.no_grad()
     def _check(self, inputs: NetworkInputs) -> None:
