@@ -1,8 +1,9 @@
 """Members that share weights: what they hold, what they compute, and how long a training step is, beside one network.
 
-Ways: full copies; LoRA (rank 8 on the attention's layers) and heads on a frozen network; BatchEnsemble, which trains
-what is shared. A step is that of `dissensus.fit`: forward pass, objective, backward pass and AdamW; on a GPU under bf16
-autocast, replayed from a CUDA graph. All of the following are multiples of those of one network that is trained whole:
+Ways: full copies; LoRA (rank 8 on the attention's layers) and heads on a frozen network; heads on features that were
+computed once (`dissensus.SharedTrunk.of`); BatchEnsemble, which trains what is shared. A step is that of
+`dissensus.fit`: forward pass, objective, backward pass and AdamW; on a GPU under bf16 autocast, replayed from a CUDA
+graph. All of the following are multiples of those of one network that is trained whole:
 
 - weights: numbers of weights, gradients and the two moments of Adam;
 - activations: bytes that autograd keeps for the backward pass;
@@ -13,9 +14,12 @@ autocast, replayed from a CUDA graph. All of the following are multiples of thos
 
 On a GPU the peak memory of training is recorded too. Networks come from timm and transformers. Where a package is not
 installed, a transformer of the same size in plain torch stands in, and its name says so. Rows are written as they come.
-With a budget, rows that would begin after it are left out and named; rows that matter most come first.
+With a budget, rows that would begin after it are left out and named; rows that matter most come first, and
+``--resume`` measures those that a file does not have yet. ``--rounds 3 --budget 400`` ends within 8 minutes where no
+row takes longer than 80 seconds.
 
 Usage: python benchmarks/sharing.py [--rounds 5] [--members 20 1 5] [--only NAME] [--budget SECONDS] [--json FILE]
+       [--resume]
 """
 
 import argparse
@@ -29,7 +33,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -47,8 +51,11 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import dissensus as ds
 
 independent = partial(ds.objectives.independent, loss="cross_entropy")
-WAYS = ("LoRA", "heads", "BatchEnsemble", "full copies")
+CHEAP = ("LoRA", "heads", "heads on features")
+WAYS = (*CHEAP, "BatchEnsemble", "full copies")
 CLASSES = 10
+VARYING = ("command", "operations a second of a large product")
+"""What may differ between calls that measure rows of one file."""
 WARM_UP = 2
 """Epochs before the first that is timed: they choose a backend, and capture."""
 Batch = dict[str, Tensor]
@@ -187,13 +194,21 @@ def cases(device: torch.device) -> list[Case]:
             bert_case(512, 8, 8, partial(tokens, 32, 128), has_transformers),
             vit_case("vit_tiny_patch16_224", 192, 3, has_timm),
         ]
-    words = bert_case(128, 4, 4, partial(tokens, 16, 32), has_transformers)
-    name, of = "ViT, width 192, 6 layers, 32x32", ("query", "value", "q_proj", "v_proj")
+    return [
+        small_pictures(192, 6, 3, has_transformers),
+        bert_case(128, 4, 4, partial(tokens, 16, 32), has_transformers),
+        small_pictures(384, 12, 6, has_transformers),  # the layers of ViT-small
+    ]
+
+
+def small_pictures(width: int, layers: int, heads: int, has_transformers: bool) -> Case:
+    """A ViT on 16 patches of 8."""
+    name, of = f"ViT, width {width}, {layers} layers, 32x32", ("query", "value", "q_proj", "v_proj")
     if has_transformers:
-        build, batch = vit(192, 6, 3, 32), partial(pictures, 16, 32, "pixel_values")
-        return [Case(name, build, batch, "classifier", of, "logits", package="transformers"), words]
-    plain = partial(plain_vit, 192, 6, 3, 32, 8)
-    return [Case(f"{name} (plain torch)", plain, partial(pictures, 16, 32), "head", of), words]
+        build, batch = vit(width, layers, heads, 32), partial(pictures, 16, 32, "pixel_values")
+        return Case(name, build, batch, "classifier", of, "logits", package="transformers")
+    plain = partial(plain_vit, width, layers, heads, 32, 8)
+    return Case(f"{name} (plain torch)", plain, partial(pictures, 16, 32), "head", of)
 
 
 def ensemble(case: Case, base: nn.Module, way: str, members: int) -> ds.Ensemble:
@@ -212,6 +227,7 @@ def ensemble(case: Case, base: nn.Module, way: str, members: int) -> ds.Ensemble
         "full copies": (partial(with_new_head, False), None),
         "LoRA": (lambda: ds.adapters.lora(base, 8, targets, trained=[f"{case.head}.*"]), "frozen"),
         "heads": (partial(with_new_head, True), "frozen"),
+        "heads on features": (partial(with_new_head, True), "frozen"),
         "BatchEnsemble": (lambda: ds.adapters.batch_ensemble(base), [ds.adapters.SHARED, *tables]),
     }
     network, shared = make[way]
@@ -333,6 +349,20 @@ def timed(ens: ds.Ensemble, case: Case, batch: Batch, labels: Tensor, steps: int
     return {"seconds": median(between), "backend": history.backend, "peak": peak}
 
 
+def product_rate(device: torch.device, size: int = 2048, times: int = 5) -> float:
+    """Operations a second, in units of 10^9, of a large product of square matrices: more than any network reaches."""
+    size = 4 * size if device.type == "cuda" else size
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    seconds: list[float] = []
+    for _ in range(times + 1):
+        started = time.perf_counter()
+        _ = a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds[1:]) / 1e9
+
+
 def clean() -> None:
     gc.collect()
     if torch.cuda.is_available():
@@ -348,6 +378,12 @@ def measured(
     clean()
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     ens = ensemble(case, base, way, members).to(device)
+    if way == "heads on features":
+        args, kwargs = positional(case, batch)
+        trunk = ds.SharedTrunk.of(ens, kwargs or args[0])
+        features = trunk.features(*args, **kwargs)
+        assert isinstance(features, Tensor)  # the networks here pass one value
+        ens, case, batch = trunk.heads, replace(case, package=""), {"x": features}
     try:
         result = {"held": held(ens), **timed(ens, case, batch, labels, steps, rounds)}
         result["peak"] = None if result["peak"] is None else result["peak"] - before
@@ -370,6 +406,7 @@ def row(case: Case, way: str, members: int, result: dict[str, Any], one: dict[st
         "held": ratio("held"),
         "kept": result["kept"] / max(1, one["kept"]),
         "operations": ratio("operations"),
+        "one_operations": one["operations"],
         "products": result["products"],
         "one_products": one["products"],
         "kernels": result["kernels"],
@@ -384,12 +421,25 @@ def row(case: Case, way: str, members: int, result: dict[str, Any], one: dict[st
 
 
 class Record:
-    """Rows on the screen and in a file, which is whole after every row."""
+    """Rows on the screen and in a file, which is whole after every row.
 
-    def __init__(self, made: dict[str, Any], file: Path | None) -> None:
+    With ``resume`` it begins with the rows of that file, which must be of the same machine and source.
+    """
+
+    def __init__(self, made: dict[str, Any], file: Path | None, resume: bool = False) -> None:
         self.made, self.file = made, file
         self.rows: list[dict[str, Any]] = []
         self.left_out: list[dict[str, Any]] = []
+        if resume and file is not None and file.exists():
+            earlier = json.loads(file.read_text())
+            differing = [key for key in made if key not in VARYING and made[key] != earlier["made"].get(key)]
+            if differing:
+                raise SystemExit(f"{file} is of another {', '.join(differing)}: measure anew, without --resume.")
+            self.made, self.rows = earlier["made"], earlier["rows"]
+
+    def has(self, entry: dict[str, Any]) -> bool:
+        """Whether a row was measured earlier."""
+        return any(all(row[key] == value for key, value in entry.items()) for row in self.rows)
 
     def add(self, entry: dict[str, Any]) -> None:
         (self.left_out if "reason" in entry else self.rows).append(entry)
@@ -412,26 +462,28 @@ def measure(
     device: torch.device,
     record: Record,
 ) -> None:
-    """All rows, those that matter most first: of every number of members all ways, and networks in turn."""
+    """All rows: first the ways that matter most, in all networks and numbers of members; then those that cost most."""
     started = time.perf_counter()
     bases = {case.name: case.build() for case in networks}
     ones: dict[str, dict[str, Any]] = {}
-    for count in members:
-        for case in networks:
-            for way in WAYS:
-                entry = {"network": case.name, "way": way, "members": count}
-                if budget is not None and time.perf_counter() - started > budget:
-                    record.add({**entry, "reason": "no time was left"})
-                    continue
-                try:
-                    if case.name not in ones:
-                        ones[case.name] = measured(case, bases[case.name], "full copies", 1, device, steps, rounds)
-                    one = ones[case.name]
-                    alone = way == "full copies" and count == 1
-                    result = one if alone else measured(case, bases[case.name], way, count, device, steps, rounds)
-                    record.add(row(case, way, count, result, one))
-                except (RuntimeError, MemoryError) as reason:  # the machine may be too small for it
-                    record.add({**entry, "reason": f"{type(reason).__name__}: {str(reason).splitlines()[0]}"})
+    first = [(count, case, way) for count in members for case in networks for way in CHEAP]
+    last = [(count, case, way) for count in sorted(members) for case in networks for way in WAYS if way not in CHEAP]
+    for count, case, way in [*first, *last]:
+        entry = {"network": case.name, "way": way, "members": count}
+        if record.has(entry):
+            continue
+        if budget is not None and time.perf_counter() - started > budget:
+            record.add({**entry, "reason": "no time was left"})
+            continue
+        try:
+            if case.name not in ones:
+                ones[case.name] = measured(case, bases[case.name], "full copies", 1, device, steps, rounds)
+            one = ones[case.name]
+            alone = way == "full copies" and count == 1
+            result = one if alone else measured(case, bases[case.name], way, count, device, steps, rounds)
+            record.add(row(case, way, count, result, one))
+        except (RuntimeError, MemoryError, ValueError) as reason:  # the machine may be too small for it
+            record.add({**entry, "reason": f"{type(reason).__name__}: {str(reason).splitlines()[0]}"})
 
 
 def main() -> None:
@@ -441,6 +493,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--budget", type=float, help="seconds after which no further row begins")
     parser.add_argument("--json", type=Path, help="also write the numbers here, after every row")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the file, and measure the others")
     options = parser.parse_args()
     logging.getLogger("dissensus").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -453,10 +506,11 @@ def main() -> None:
         "threads": str(torch.get_num_threads()),
         **{name: version for name, version in versions().items() if name != "peft"},
         "rounds": str(options.rounds),
+        "operations a second of a large product": f"{product_rate(device):.0f}e9",
     }
     print(json.dumps(made), flush=True)
     networks = [case for case in cases(device) if options.only in case.name]
-    record = Record(made, options.json)
+    record = Record(made, options.json, options.resume)
     measure(networks, options.members, options.rounds, 10 if on_gpu else 1, options.budget, device, record)
 
 

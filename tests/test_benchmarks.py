@@ -143,10 +143,12 @@ def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypat
     record = sharing.Record({"threads": "9", "command": "python benchmarks/sharing.py"}, tmp_path / "rows.json")
     sharing.measure([case], [4, 1], 1, 1, None, torch.device("cpu"), record)
     rows = {(row["way"], row["members"]): row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
-    assert len(rows) == 8
+    assert len(rows) == 10
     assert (rows["full copies", 1]["operations"], rows["full copies", 4]["operations"]) == (1.0, 4.0)
     # Operations of a frozen trunk are those of one forward pass, whatever the number of heads.
     assert 0 < rows["heads", 4]["operations"] - rows["heads", 1]["operations"] < 0.2 * rows["heads", 1]["operations"]
+    trunks = [rows["heads", m]["operations"] - rows["heads on features", m]["operations"] for m in (1, 4)]
+    assert trunks[0] == pytest.approx(trunks[1]) == pytest.approx(1 / 3, rel=0.05), "a forward pass of the trunk"
     assert rows["heads", 4]["products"] == rows["heads", 1]["products"] < rows["full copies", 1]["products"]
     sharing.measure([case], [2], 1, 1, -1.0, torch.device("cpu"), record)
     stored = json.loads((tmp_path / "rows.json").read_text())
@@ -160,6 +162,17 @@ def test_sharing_is_measured_beside_one_network_and_written_row_by_row(monkeypat
         "\nNot measured: M = 2; GPT-2 (no time was left); LoRA of BERT (plain torch), M = 4 (memory ran out).\n"
     )
     assert "kernels" not in text  # a CPU has none
+    measured = rows["LoRA", 4]
+    expected = measured["operations"] / (measured["milliseconds"] / measured["one_milliseconds"])
+    assert f"| {measured['backend']} |" in text
+    assert table.rate(measured) == pytest.approx(expected)
+    again = sharing.Record(record.made, tmp_path / "rows.json", resume=True)
+    monkeypatch.setattr(sharing, "measured", None)  # all rows of M = 1 are there
+    sharing.measure([case], [1], 1, 1, None, torch.device("cpu"), again)
+    assert len(again.rows) == 10
+    assert not again.left_out
+    with pytest.raises(SystemExit, match="of another threads"):
+        sharing.Record({"threads": "8"}, tmp_path / "rows.json", resume=True)
     assert table.cell({"kernels": 12, "one_kernels": 4}, "kernels") == "3.0"
 
 

@@ -248,6 +248,13 @@ def trunk(build=cnn, layer="0"):
     )
 
 
+def trunk_of(x):
+    def head():
+        return nn.Sequential(network(cnn)[:1].requires_grad_(False), nn.Flatten(), nn.Linear(4 * 64, C)).double()
+
+    return ds.SharedTrunk.of(ds.Ensemble(head, 2, shared="frozen"), x)(IMAGES)
+
+
 def network(build):
     torch.manual_seed(0)
     return build().double().eval()
@@ -546,6 +553,7 @@ def table():
         ),
         "SharedTrunk.forward": (lambda x: trunk()(x), (IMAGES,)),
         "SharedTrunk.features": (lambda x: trunk().features(x), (IMAGES,)),
+        "SharedTrunk.of": (lambda x: trunk_of(x), (IMAGES,)),
         "trunk.output_at": (lambda x: ds.trunk.output_at(network(cnn), "0", x), (IMAGES,)),
         "trunk.last_layers": (lambda x: ds.trunk.last_layers(network(cnn), 2, members=2).eval()(x), (IMAGES,)),
         **{f"nets.{name}": (lambda x, b=build: network(b)(x), (IMAGES[:2],)) for name, build in NETS.items()},

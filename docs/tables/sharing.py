@@ -13,6 +13,7 @@ COLUMNS = {
     "kernels": "kernels",
     "peak": "peak_mebibytes",
     "step": "milliseconds",
+    "rate": "rate",
 }
 """Columns and the keys of a row; those that no row has are left out."""
 MEANINGS = {
@@ -22,6 +23,7 @@ MEANINGS = {
     "kernels": "kernels that both passes launch",
     "peak": "the peak memory of training",
     "step": "the time of a training step",
+    "rate": "operations a second, which is their column divided by that of the step",
 }
 
 
@@ -37,20 +39,26 @@ def sharing() -> str:
 
 def of_machine(result: Mapping[str, Any]) -> str:
     """The table of one machine. Rows stand in the order of networks, ways and numbers of members."""
-    columns = {title: key for title, key in COLUMNS.items() if any(row.get(key) for row in result["rows"])}
+    rows = [{**row, "rate": rate(row)} for row in result["rows"]]
+    columns = {title: key for title, key in COLUMNS.items() if any(row.get(key) for row in rows)}
     meanings = "; ".join(MEANINGS[title] for title in columns)
     device = result["made"].get("device", "cpu")
     place = "a CPU" if device == "cpu" else f"an {device}"
     introduction = f"On {place}, in multiples of one network: {meanings}.\n{load_sentence(result)}\n"
     names = list(dict.fromkeys(row["network"] for row in result["rows"]))
     ways = list(dict.fromkeys(row["way"] for row in result["rows"]))
-    ordered = sorted(result["rows"], key=lambda r: (names.index(r["network"]), ways.index(r["way"]), r["members"]))
-    rows = [
+    ordered = sorted(rows, key=lambda r: (names.index(r["network"]), ways.index(r["way"]), r["members"]))
+    cells = [
         [row["network"], row["way"], str(row["members"]), *(cell(row, key) for key in columns.values()), row["backend"]]
         for row in ordered
     ]
     header = ("network", "members are", "M", *columns, "backend")
-    return f"{introduction}\n{table(header, rows)}\n{left_out(result)}\n{benchmark_note(result)}"
+    return f"{introduction}\n{table(header, cells)}\n{left_out(result)}\n{benchmark_note(result)}"
+
+
+def rate(row: Mapping[str, Any]) -> float | None:
+    """Operations a second in multiples of those of one network."""
+    return row["operations"] * row["one_milliseconds"] / row["milliseconds"] if row.get("operations") else None
 
 
 def left_out(result: Mapping[str, Any]) -> str:
@@ -76,8 +84,27 @@ def cell(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
     if value is None:
         return "–"
-    one = row.get(f"one_{key}", 1)
-    return "–" if one is None else f"{value / one:.2f}" if key in ("held", "operations") else f"{value / one:.1f}"
+    one = 1 if key == "operations" else row.get(f"one_{key}", 1)
+    return (
+        "–" if one is None else f"{value / one:.2f}" if key in ("held", "operations", "rate") else f"{value / one:.1f}"
+    )
+
+
+def values() -> dict[str, str]:
+    """The numbers of the page's sentences: twenty LoRA members of a ViT beside one network, on both machines."""
+    numbers: dict[str, str] = {}
+    for machine, name, network in (("cpu", "sharing", "ViT, width 384"), ("card", "sharing_gpu", "vit_small")):
+        result = benchmark(name)
+        (row,) = [
+            row for row in result["rows"] if network in row["network"] and (row["way"], row["members"]) == ("LoRA", 20)
+        ]
+        numbers[f"lora-operations-{machine}"] = cell(row, "operations")
+        numbers[f"lora-step-{machine}"] = cell(row, "milliseconds")
+        if machine == "cpu":
+            product = float(result["made"]["operations a second of a large product"])
+            at_best = 1e3 * row["operations"] * row["one_operations"] / product
+            numbers["lora-floor"] = f"{at_best / row['one_milliseconds']:.1f}"
+    return numbers
 
 
 TABLES = {"sharing": sharing}

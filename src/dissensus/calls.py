@@ -259,7 +259,7 @@ def chosen_output(output: Any, choice: OutputChoice | None) -> Tensor:
             f"a member's forward pass must return one tensor; got {_described(output)}. "
             f"Say which part counts: Ensemble(build, ..., output={_suggestion(output)}), or the same in Ensemble.load."
         )
-    result = choice(output) if callable(choice) else _part(output, choice)
+    result = part(output, choice)
     if not isinstance(result, Tensor):
         raise TypeError(f"`output` must choose one tensor; {choice!r} of {_described(output)} is {_described(result)}.")
     return result
@@ -274,7 +274,14 @@ def check_output_choice(choice: object) -> None:
         checks.refuse("output", "be a name, a position or a function", type(choice).__name__, fix, TypeError)
 
 
-def _part(output: Any, choice: str | int) -> Any:
+def part(output: Any, choice: OutputChoice) -> Any:
+    """The part of what a network returns that counts as its output.
+
+    >>> part((1, 2), 0)
+    1
+    """
+    if callable(choice):
+        return choice(output)
     if isinstance(choice, str):
         if isinstance(output, Mapping) and choice in output:
             return output[choice]
@@ -304,7 +311,7 @@ def _described(output: Any) -> str:
 
 def _suggestion(output: Any) -> str:
     names = list(output) if isinstance(output, Mapping) else list(getattr(output, "_fields", ()))
-    tensors_named = [str(name) for name in names if isinstance(_part(output, str(name)), Tensor)]
+    tensors_named = [str(name) for name in names if isinstance(part(output, str(name)), Tensor)]
     if tensors_named:
         return f'"{"logits" if "logits" in tensors_named else tensors_named[0]}"'
     return "0" if isinstance(output, tuple | list) else "lambda out: ..."

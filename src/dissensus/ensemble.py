@@ -57,10 +57,16 @@ class _Beside(Beside):
         super().__init__()
         self.twin: Ensemble | None = None
         self.in_bag: Tensor | Literal["all"] | None = "all"
+        self.whole: weakref.ref[Ensemble] | None = None
+        """The members whose heads these are: they have the same weights; see `dissensus.SharedTrunk.of`."""
         self.parallel: str | None = None
         """How processes share the members; None: all of them are here."""
         self.ranks: Ranks | None = None
         """The place of this process among them, without connections."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the whole members: those of a copy have other weights."""
+        return {**vars(self), "whole": None}
 
 
 class Ensemble(nn.Module):
@@ -224,6 +230,13 @@ class Ensemble(nn.Module):
         body.set_keys([(seed, member) for member in range(len(modules))])
         return cls.around(body, seed, list(range(len(modules))), backend)
 
+    def tell(self, whole: "Ensemble") -> None:
+        """Tell an ensemble with the same weights, whose heads these members are, of every training of theirs."""
+        self._beside.whole = weakref.ref(whole)
+
+    def _told(self) -> "Ensemble | None":
+        return None if self._beside.whole is None else self._beside.whole()
+
     @classmethod
     def around(cls, body: Body, seed: int, member_ids: list[int], backend: str | Backend) -> "Ensemble":
         """An ensemble around members that are stored already."""
@@ -343,6 +356,8 @@ class Ensemble(nn.Module):
         if twin is self:
             checks.refuse("twin", "be another ensemble", "the ensemble itself")
         self._beside.twin = twin
+        if (whole := self._told()) is not None:
+            whole.twin = None
 
     @property
     def in_bag(self) -> Tensor | Literal["all"] | None:
@@ -356,6 +371,8 @@ class Ensemble(nn.Module):
     @in_bag.setter
     def in_bag(self, in_bag: Tensor | Literal["all"] | None) -> None:
         self._beside.in_bag = in_bag
+        if (whole := self._told()) is not None:
+            whole.in_bag = in_bag
 
     @property
     def training_rows(self) -> TrainingRows:
@@ -369,6 +386,8 @@ class Ensemble(nn.Module):
     @training_rows.setter
     def training_rows(self, rows: TrainingRows | None) -> None:
         self._beside.training_rows = TrainingRows.unknown() if rows is None else rows
+        if (whole := self._told()) is not None:
+            whole.training_rows = None  # features tell nothing about the rows they come from
 
     def trained_on(self, data: Inputs, *, unpack: Unpack | None = None) -> Tensor:
         """Which examples are rows that members were trained on, bool ``[N]``.

@@ -1,25 +1,35 @@
 """Shallow ensembles: many heads on one frozen trunk, which is computed once for all of them."""
 
 import copy
-import operator
+import logging
+import math
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import jaxtyping
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, fx, nn
 from torch.fx import Node
 
-from dissensus import checks
+from dissensus import calls, checks
+from dissensus.calls import NetworkInputs, network_inputs
 from dissensus.dropout import keyed, keyed_layers
 from dissensus.ensemble import Ensemble
-from dissensus.execution import StackedMembers
+from dissensus.execution import StackedMembers, Unsupported
 from dissensus.execution.exporting import is_exporting
+from dissensus.execution.skeleton import Skeleton
+from dissensus.execution.splitting import (
+    back,
+    common_split,
+    front,
+    has_parameters,
+    own_part,
+    shapes_unchecked,
+    steps_of,
+)
 
-_COPYING = (operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.cat)
-"""Functions whose result is never a view of their arguments."""
+log = logging.getLogger("dissensus")
 
 
 class SharedTrunk(nn.Module):
@@ -33,8 +43,9 @@ class SharedTrunk(nn.Module):
             computed. The default is the output of the backbone.
 
     It is a view of members that share their first part: `ensemble` returns the same members as an ordinary `Ensemble`
-    with shared weights. Here only the heads are trained: ``fit(trunk.heads, (trunk.features(x), y), ...)``, or on
-    features that `dissensus.data.features.cached_features` keeps on disk. For augmented inputs use
+    with shared weights, and `of` makes the trunk of such an ensemble. Here only the heads are trained:
+    ``fit(trunk.heads, (trunk.features(x), y), ...)``, or on features that `dissensus.data.features.cached_features`
+    keeps on disk. For augmented inputs use
     ``fit(trunk.heads, (x, y), ..., augment=lambda x, generator: trunk.features(flips(x, generator)))``.
 
     >>> backbone = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))
@@ -63,8 +74,128 @@ class SharedTrunk(nn.Module):
         if cut is not None:
             _check_name(backbone, cut)
         self.backbone, self.heads, self.cut = backbone, heads, cut
+        self._whole: _Whole | None = None
         backbone.requires_grad_(False)
         self.train(heads.training)
+
+    @classmethod
+    def of(cls, ensemble: Ensemble, example: Any) -> "SharedTrunk":
+        """The part that members of an ensemble compute alike, and the rest of them, which is trained.
+
+        The common part is found by tracing: all that is computed from inputs and from frozen weights that members
+        share, and that no dropout reaches in training. Trunk and heads have the layers of the ensemble, and no copies
+        of them: `fit` of the heads trains the ensemble, as `fit` of the ensemble does, to rounding.
+
+        >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> def with_head():
+        ...     member = copy.deepcopy(network).requires_grad_(False)
+        ...     member[2] = nn.Linear(8, 2)
+        ...     return member
+        >>> ens, x, y = Ensemble(with_head, members=5, shared="frozen"), torch.rand(7, 3), torch.arange(7) % 2
+        >>> trunk = SharedTrunk.of(ens, x)
+        >>> trunk.features(x).shape
+        torch.Size([7, 8])
+        >>> import functools
+        >>> import dissensus as ds
+        >>> objective = functools.partial(ds.objectives.independent, loss="cross_entropy")
+        >>> _ = ds.fit(trunk.heads, (trunk.features(x), y), objective, epochs=1)
+        >>> torch.allclose(ens(x), trunk(x)), trunk.ensemble() is ens
+        (True, True)
+
+        Args:
+            ensemble: Members that share frozen weights, on the device on which they are trained.
+            example: Inputs of two examples or more, as for `Ensemble.predict`: a tensor, a dictionary of named inputs,
+                or a tuple of inputs. The trunk takes inputs of this form.
+
+        Where several values pass from the common part to the rest, such as hidden states and a mask, ``features`` are a
+        tuple, which `fit` takes as the inputs of heads. The record of training rows of the ensemble is unknown once its
+        heads are trained, since features tell nothing about rows. Other heads, such as loaded ones, may replace those
+        of the trunk; `ensemble` then returns other members.
+        """
+        if not isinstance(ensemble, Ensemble):
+            checks.refuse("ensemble", "be an Ensemble", type(ensemble).__name__, error=TypeError)
+        ensemble.check_whole("a trunk")
+        body, inputs = ensemble.body, network_inputs(example)
+        if not isinstance(body, StackedMembers) or not body.shared_tensors():
+            fix = 'Ensemble(..., shared="frozen") stores frozen weights once.'
+            checks.refuse("ensemble", "share weights", "members that share none", fix)
+        if calls.examples(inputs, "example") < 2:
+            checks.refuse("example", "hold two examples or more", "one")
+        try:
+            split = common_split(body.skeleton, inputs)
+        except Unsupported as reason:
+            fix = "Or write both parts by hand: SharedTrunk(backbone, heads)."
+            fix = f"Set the rate to 0 in `build`. {fix}" if "drops units" in str(reason) else fix
+            checks.refuse("ensemble", "have a part that members compute alike", str(reason), fix)
+        if split.dropout:
+            log.warning(
+                "members compute alike what lies before %s, which drops units in training; with a rate of 0 it is more",
+                split.dropout,
+            )
+        common = {id(tensor) for tensor in body.shared_tensors().values()}
+        names = {id(tensor): name for name, tensor in body.tensors().items()}
+        hanging = Skeleton(split.own).tensors()
+        heads = StackedMembers(split.own, shared=frozenset(n for n, t in hanging.items() if id(t) in common))
+        heads.skeleton.share_lock(body.skeleton)
+        modes = {layer: layer.training for layer in ensemble.modules()}
+        backend = ensemble.body.requested_backend
+        last = Ensemble.around(heads.train(ensemble.training), ensemble.seed, list(ensemble.member_ids), backend)
+        last.in_bag = ensemble.in_bag
+        last.tell(ensemble)
+        trunk = cls(_Common(split.common), last)
+        own = {name: names[id(tensor)] for name, tensor in heads.tensors().items() if id(tensor) in names}
+        trunk._whole = _Whole(ensemble, trunk.heads, own, split.own.graph)
+        try:
+            trunk._check(inputs)
+        except BaseException:
+            for layer, mode in modes.items():
+                layer.training = mode
+            raise
+        return trunk
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy of a trunk has a copy of the ensemble, with the same weights as its heads."""
+        super().__setstate__(state)
+        if self._whole is not None:
+            self._whole.heads.tell(self._whole.ensemble)
+
+    @torch.no_grad()
+    def _check(self, inputs: NetworkInputs) -> None:
+        """Refuse a trunk with other members than the ensemble, as where a member writes into features."""
+        assert self._whole is not None
+        whole, heads, modes = self._whole.ensemble, self.heads, {layer: layer.training for layer in self._layers()}
+        try:
+            whole.eval()
+            expected = whole.body.run(None, inputs, backend="loop")
+            features = network_inputs(features_of(self.backbone, None, inputs))
+            outputs = heads.body.run(None, features, backend="loop")
+        finally:
+            for layer, mode in modes.items():
+                layer.training = mode
+        allowed = math.sqrt(torch.finfo(expected.dtype).eps)
+        if not torch.allclose(outputs, expected, allowed, allowed * float(expected.abs().max()), equal_nan=True):
+            fix = "Do members write into what they share? Write both parts by hand: SharedTrunk(backbone, heads)."
+            checks.refuse("ensemble", "give equal outputs when it is split", "other outputs", fix)
+
+    def head(self, network: nn.Module) -> nn.Module:
+        """The part of a network behind the trunk, for networks of the architecture of the ensemble (`of`).
+
+        It builds heads of other runs: ``sweep(lambda: trunk.head(build()), (trunk.features(x), y), ...)``.
+
+        >>> network = nn.Sequential(nn.Linear(3, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 2))
+        >>> ens = Ensemble(lambda: copy.deepcopy(network), members=5, shared="frozen")
+        >>> trunk = SharedTrunk.of(ens, torch.rand(4, 3))
+        >>> trunk.head(network)(torch.rand(4, 8)).shape
+        torch.Size([4, 2])
+        """
+        if self._whole is None:
+            fix = "The heads of others have a `build` of their own."
+            checks.refuse("trunk", "be that of an ensemble (SharedTrunk.of)", "another one", fix)
+        return own_part(self._whole.graph, keyed(network)).train(network.training)
+
+    def _layers(self) -> set[nn.Module]:
+        assert self._whole is not None
+        return {*self._whole.ensemble.modules(), *self.modules()}
 
     def train(self, mode: bool = True) -> "SharedTrunk":
         """Put the heads into training or evaluation mode; the backbone stays in evaluation mode."""
@@ -77,27 +208,28 @@ class SharedTrunk(nn.Module):
         """M."""
         return self.heads.members
 
-    def features(self, x: Shaped[Tensor, "B *S"]) -> Shaped[Tensor, "B *F"]:
+    def features(self, *inputs: Any, **named: Any) -> Any:
         """Inputs of the heads: the output of the backbone, or of its layer ``cut``."""
-        if self.backbone.training:  # another module that shares it has changed its mode
+        if self.backbone.training or self._whole is not None:  # another module that shares it has changed its mode
             self.backbone.eval()
-        features = features_of(self.backbone, self.cut, x)
-        if not isinstance(features, Tensor):
+        features = features_of(self.backbone, self.cut, calls.call(*inputs, **named))
+        if not isinstance(features, Tensor) and self._whole is None:
             name, fix = ("backbone", "Name a layer to `cut` at.") if self.cut is None else ("cut", "Cut elsewhere.")
             requirement = "return one tensor" if self.cut is None else "name a layer that returns one tensor"
             checks.refuse(name, requirement, f"a {type(features).__name__}", fix, TypeError)
         return features
 
-    def forward(self, x: Shaped[Tensor, "B *S"]) -> Shaped[Tensor, "M B *R"]:
+    def forward(self, *inputs: Any, **named: Any) -> Shaped[Tensor, "M B *R"]:
         """Member outputs."""
-        return self.heads(self.features(x))
+        return calls.outputs_of(self.heads, network_inputs(self.features(*inputs, **named)))
 
     def ensemble(self) -> Ensemble:
-        """The same members as an ordinary `Ensemble` that shares the backbone (a copy).
+        """The same members as an ordinary `Ensemble` that shares the backbone.
 
-        A member is ``nn.Sequential(Features(backbone, cut), head)``, and all that is possible with an ensemble is
-        possible with it: attacks and audits of whole members, files that hold the backbone once, and `fit` on inputs
-        instead of features, with the same result.
+        All that is possible with an ensemble is possible with it: attacks and audits of whole members, files that hold
+        the backbone once, and `fit` on inputs instead of features, with the same result. For the trunk of an ensemble
+        (`of`) this is the ensemble itself, or members of its architecture where heads have been replaced. Otherwise a
+        member is a copy, ``nn.Sequential(Features(backbone, cut), head)``.
 
         >>> backbone = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))
         >>> trunk = SharedTrunk(backbone, Ensemble(lambda: nn.Linear(8, 2), members=5), cut="1")
@@ -105,6 +237,8 @@ class SharedTrunk(nn.Module):
         >>> ens.shared[:2], torch.allclose(ens(torch.ones(7, 3)), trunk(torch.ones(7, 3)))
         (['0.backbone.0.weight', '0.backbone.0.bias'], True)
         """
+        if self._whole is not None:
+            return self._whole.ensemble if self.heads is self._whole.heads else self._whole.with_heads(self.heads)
         features = Features(_without_dropout(copy.deepcopy(self.backbone)), self.cut)
         heads = (self.heads.member(index) for index in range(self.members))
         members = (nn.Sequential(features, head).train(self.heads.training) for head in heads)
@@ -117,6 +251,44 @@ class SharedTrunk(nn.Module):
     def extra_repr(self) -> str:
         """The layer at which the backbone ends."""
         return "" if self.cut is None else f"cut={self.cut!r}"
+
+
+class _Whole(NamedTuple):
+    """The ensemble that a trunk is a view of."""
+
+    ensemble: Ensemble
+    heads: Ensemble
+    """The last part of its members."""
+    names: dict[str, str]
+    """Names of its tensors by those of the heads' tensors."""
+    graph: fx.Graph
+    """The steps of a head."""
+
+    def with_heads(self, heads: Ensemble) -> Ensemble:
+        """Members like those of the ensemble, with the weights of other heads."""
+        body, own = self.ensemble.body.subset([0] * len(heads)), heads.body.tensors()
+        missing = sorted(self.names.keys() ^ own.keys())
+        if missing:
+            fix = "Heads of this trunk are loaded by Ensemble.load(folder, lambda: trunk.heads.member(0))."
+            checks.refuse("heads", "have the tensors of the trunk's heads", f"others ({missing[0]})", fix)
+        tensors = body.tensors()
+        for name, tensor in own.items():
+            tensors[self.names[name]].data = tensor.detach().clone()
+        return Ensemble.around(body, heads.seed, list(heads.member_ids), heads.body.requested_backend).train(
+            heads.training
+        )
+
+
+class _Common(nn.Module):
+    """The common part of members, for inputs in the form that the network takes."""
+
+    def __init__(self, network: fx.GraphModule) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What passes to the rest of members."""
+        return self.network(*calls.tensors(calls.call(*inputs, **named)))
 
 
 def _without_dropout(backbone: nn.Module) -> nn.Module:
@@ -147,22 +319,22 @@ class Features(nn.Module):
         self.backbone.eval()
         return self
 
-    def forward(self, x: Shaped[Tensor, "B *S"]) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Inputs of a head."""
-        return features_of(self.backbone, self.cut, x)
+        return features_of(self.backbone, self.cut, calls.call(*inputs, **named))
 
 
-def features_of(backbone: nn.Module, cut: str | None, x: Tensor) -> Any:
+def features_of(backbone: nn.Module, cut: str | None, inputs: NetworkInputs) -> Any:
     """The output of a backbone, or of its layer ``cut``."""
-    x = x.clone()  # the backbone may write into its input
-    return backbone(x) if cut is None else output_at(backbone, cut, x)
+    inputs = calls.mapped(Tensor.clone, inputs)  # the backbone may write into its input
+    return calls.outputs_of(backbone, inputs) if cut is None else output_at(backbone, cut, inputs)
 
 
 class _Reached(BaseException):
     """Raised where a pass reaches the cut. No ``except Exception`` of a foreign forward pass catches it."""
 
 
-def output_at(backbone: nn.Module, cut: str, x: Tensor) -> object:
+def output_at(backbone: nn.Module, cut: str, x: NetworkInputs) -> object:
     """The output of a layer, at which the forward pass ends.
 
     ``torch.export`` follows a pass to its end. It drops what nothing needs, which is all that comes after the layer.
@@ -181,7 +353,7 @@ def output_at(backbone: nn.Module, cut: str, x: Tensor) -> object:
 
     hook = backbone.get_submodule(cut).register_forward_hook(stop)
     try:
-        backbone(x)
+        calls.outputs_of(backbone, x)
     except _Reached:
         return outputs.pop()
     finally:
@@ -240,7 +412,7 @@ def last_layers(
     if len(passed) != 1 or passed[0].op == "placeholder":
         _refuse_cut(copied, nodes, cut, passed)
     _check_same(training[end - len(nodes) :], nodes[end:])
-    trunk, tail = _front(copied, nodes[:end], passed[0]), _back(copied, nodes[end:], passed[0])
+    trunk, tail = front(copied, nodes[:end], passed), back(copied, nodes[end:], passed)
     if not any(parameter.requires_grad for parameter in tail.parameters()):
         frozen = any(True for _ in tail.parameters())
         fix = "They are frozen: set requires_grad." if frozen else "Cut earlier."
@@ -274,17 +446,14 @@ class _CutTracer(fx.Tracer):
 
 def _steps(network: nn.Module, cut: str | int) -> tuple[list[Node], list[Node]]:
     """The steps of a network in training, and in evaluation."""
-    checked = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)  # proxies, not tensors, go through the layers
     try:
-        training = list(_CutTracer(cut).trace(network.train()).nodes)
-        nodes = list(_CutTracer(cut).trace(network.eval()).nodes)
+        with shapes_unchecked():
+            training = list(_CutTracer(cut).trace(network.train()).nodes)
+            nodes = list(_CutTracer(cut).trace(network.eval()).nodes)
     except Exception as reason:  # a tracer runs foreign code, which may raise anything
         got = f"{type(network).__name__} ({(str(reason).splitlines() or [type(reason).__name__])[0]})"
         fix = "Build the heads by hand, and use SharedTrunk(backbone, heads, cut=...)."
         checks.refuse("network", "be traceable by torch.fx", got, fix)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", checked)
     inputs = [str(node.target) for node in nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         fix = "Wrap it in a module whose forward pass takes one."
@@ -296,8 +465,7 @@ def _steps(network: nn.Module, cut: str | int) -> tuple[list[Node], list[Node]]:
 
 def _check_same(training: Sequence[Node], nodes: Sequence[Node]) -> None:
     """Refuse heads whose steps differ between training and evaluation, apart from the modes of their layers."""
-    steps = [[(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in mode] for mode in (training, nodes)]
-    if steps[0] != steps[1]:
+    if steps_of(training) != steps_of(nodes):
         fix = "Use layers for what only training does: nn.Dropout instead of functional dropout."
         checks.refuse("network", "do the same steps after the cut in training and evaluation", "different steps", fix)
 
@@ -329,13 +497,9 @@ def _places(network: nn.Module, nodes: Sequence[Node]) -> list[int]:
     """Indices of layers with parameters, from the last to the first. A layer that is called twice counts once."""
     places: dict[str, int] = {}
     for place in reversed(range(len(nodes))):
-        if _has_parameters(network, nodes[place]):
+        if has_parameters(network, nodes[place]):
             places.setdefault(str(nodes[place].target), place)
     return list(places.values())
-
-
-def _has_parameters(network: nn.Module, node: Node) -> bool:
-    return node.op == "call_module" and any(True for _ in network.get_submodule(str(node.target)).parameters())
 
 
 def _passed(nodes: Sequence[Node], end: int) -> list[Node]:
@@ -365,58 +529,6 @@ def _refuse_cut(network: nn.Module, nodes: Sequence[Node], cut: str | int, passe
         f"{cut!r}, where {len(passed)} pass ({names})" if len(passed) != 1 else f"{cut!r}, where only its input passes"
     )
     checks.refuse("cut", "be where one value passes from the trunk to the heads", got, fix)
-
-
-def _front(network: nn.Module, nodes: Sequence[Node], features: Node) -> fx.GraphModule:
-    """The steps before the cut as a network."""
-    graph = fx.Graph()
-    held: dict[Node, Node] = {}
-    for node in nodes:
-        held[node] = graph.node_copy(node, held.__getitem__)
-    graph.output(held[features])
-    graph.lint()
-    return fx.GraphModule(network, graph)
-
-
-def _back(network: nn.Module, nodes: Sequence[Node], features: Node) -> fx.GraphModule:
-    """The steps after the cut as a network."""
-    graph = fx.Graph()
-    inputs = graph.placeholder("features")
-    if _writes_into(network, nodes, features):
-        inputs = graph.call_function(torch.mul, (inputs, 1))  # a copy, in a form that the batched backend knows
-    held: dict[Node, Node] = {features: inputs}
-    for node in nodes[:-1]:
-        for source in node.all_input_nodes:
-            if source not in held:  # a parameter that was named before the cut
-                held[source] = graph.node_copy(source)
-        held[node] = graph.node_copy(node, held.__getitem__)
-    last: Any = nodes[-1].args[0]
-    graph.output(held[last])
-    graph.lint()
-    return fx.GraphModule(network, graph)
-
-
-def _writes_into(network: nn.Module, nodes: Sequence[Node], features: Node) -> bool:
-    """Whether a step may write into the features, which all members share."""
-    same = {features}
-    for node in nodes:
-        if same.isdisjoint(node.all_input_nodes):
-            continue
-        if _writes(network, node):
-            return True
-        if not _has_parameters(network, node) and node.target not in _COPYING:  # the result may be a view of them
-            same.add(node)
-    return False
-
-
-def _writes(network: nn.Module, node: Node) -> bool:
-    """Whether a step may write into its input."""
-    if node.op == "call_module":
-        return bool(getattr(network.get_submodule(str(node.target)), "inplace", False))
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = node.kwargs.get("inplace") is True or any(argument is True for argument in node.args)
-    assigns = getattr(node.target, "__module__", "") == "_operator" and (name.startswith("i") or name == "setitem")
-    return in_place or assigns or (name.endswith("_") and not name.endswith("__"))
 
 
 def _check_resettable(tail: nn.Module) -> None:

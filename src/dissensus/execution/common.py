@@ -303,8 +303,11 @@ def _versions(leaves: list[Any]) -> list[int]:
     return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
-def common_layers(skeleton: Skeleton) -> list[nn.Module]:
-    """The outermost layers all of whose tensors are shared, and that neither draw numbers nor have hooks."""
+def common_layers(skeleton: Skeleton, may_drop: Callable[[list[nn.Module]], bool] = may_drop_units) -> list[nn.Module]:
+    """The outermost layers all of whose tensors are shared, and that neither draw numbers nor have hooks.
+
+    In training, layers of which ``may_drop`` is true are none of them.
+    """
     unread = {id(tensor) for tensor in key_tensors(filter(is_idle, skeleton.network.modules()))}
     own = {id(tensor) for tensor in skeleton.tensors().values()} - unread
     found: list[nn.Module] = []
@@ -316,13 +319,7 @@ def common_layers(skeleton: Skeleton) -> list[nn.Module]:
         held = [id(tensor) for tensor in [*layer.parameters(), *layer.buffers()]]
         hooked = any(map(has_hooks, inside))
         draws = any(is_generator(value) for m in inside for value in vars(m).values())
-        if (
-            held
-            and own.isdisjoint(held)
-            and not hooked
-            and not draws
-            and not (layer.training and may_drop_units(inside))
-        ):
+        if held and own.isdisjoint(held) and not hooked and not draws and not (layer.training and may_drop(inside)):
             found.append(layer)
         else:
             for child in layer.children():

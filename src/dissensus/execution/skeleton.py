@@ -106,6 +106,17 @@ class Skeleton:
         """Parameters and buffers that members share. They hang in the network as they are, and are never lent."""
         return {name: tensor for name, tensor in self._hanging().items() if name in self.shared} if self.shared else {}
 
+    def fixed_layers(self) -> list[nn.Module]:
+        """Layers whose buffers members share, which stay in evaluation mode."""
+        found: list[nn.Module] = []
+        for name in self.shared:
+            path, _, key = name.rpartition(".")
+            layer = self.network.get_submodule(path)
+            is_layer = isinstance(layer, nn.modules.batchnorm._NormBase) or not list(layer.children())
+            if key in layer._buffers and is_layer:
+                found.append(layer)
+        return found
+
     def _hanging(self) -> dict[str, Tensor]:
         with self.alone():
             hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
@@ -114,6 +125,10 @@ class Skeleton:
     def alone(self) -> AbstractContextManager[object]:
         """A block that one thread at a time is in; blocks of the same thread may lie in each other."""
         return nullcontext() if torch.compiler.is_compiling() else self._lock  # a compiler traces in one thread
+
+    def share_lock(self, other: "Skeleton") -> None:
+        """Take turns with another skeleton that has some of the same layers."""
+        self._lock = other._lock
 
     @contextmanager
     def lending(self, *tensors: Tensors, late: dict[str, Tensor] | None = None) -> Iterator[nn.Module]:

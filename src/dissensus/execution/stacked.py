@@ -183,12 +183,8 @@ class StackedMembers(nn.Module):
         Modules that hold other layers follow the mode, as dropout in their code does.
         """
         super().train(mode)
-        for name in self.skeleton.shared:
-            path, _, key = name.rpartition(".")
-            layer = self.network.get_submodule(path)
-            is_layer = isinstance(layer, nn.modules.batchnorm._NormBase) or not list(layer.children())
-            if key in layer._buffers and is_layer:
-                layer.training = False
+        for layer in self.skeleton.fixed_layers():
+            layer.training = False
         return self
 
     def state(self) -> dict[str, Tensor]:

@@ -14,10 +14,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
+from dissensus.execution.common_graph import is_common, keys_of
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.stacked_layers import batch_norm, convolution
 from dissensus.execution.weights import Weights
-from dissensus.execution.wide import BATCH_NORMS, Forms, is_common, is_plain, own_keys, run_wide
+from dissensus.execution.wide import BATCH_NORMS, Forms, is_plain, run_wide
 
 SECONDS_PER_CONVOLUTION = 2.0
 """Time that kernels of a convolution take to compile and to be measured, about."""
@@ -37,7 +38,7 @@ def seconds_to_compile(network: nn.Module) -> float:
 
 def _prepare(skeleton: Skeleton, graph: fx.Graph) -> None:
     """Make batch norm, a residual and ReLU one call."""
-    network, keys = skeleton.network, own_keys(skeleton)
+    network, keys = skeleton.network, keys_of(skeleton, skeleton.tensors().values())
     if not any(_is_convolution(network, node, keys) for node in graph.nodes):
         raise Unsupported("it has no 2-D convolutions of members, for which there are kernels")
     for node in list(graph.nodes):
@@ -106,7 +107,7 @@ def _layer_of(network: nn.Module, node: fx.Node, keys: dict[str, frozenset[str]]
 
 def _function(skeleton: Skeleton, node: fx.Node) -> Callable[..., Tensor] | None:
     """What a node calls, where this file has a form of its own."""
-    network, keys = skeleton.network, own_keys(skeleton)
+    network, keys = skeleton.network, keys_of(skeleton, skeleton.tensors().values())
     if _is_convolution(network, node, keys):
         run = functools.partial(_convolution, skeleton)
     elif _is_norm(network, node, keys):

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, is_idle, keyed_layers
+from dissensus.dropout import KeyedDropout, keyed_layers
 from dissensus.execution.batched import (
     POINTWISE_FUNCTIONS,
     POINTWISE_LAYERS,
@@ -27,7 +26,8 @@ from dissensus.execution.batched import (
     stacked_linear,
 )
 from dissensus.execution.common import RANDOM, common_layers
-from dissensus.execution.skeleton import LeafTracer, Skeleton, Tensors, Unsupported
+from dissensus.execution.common_graph import CommonTracer, is_common, keys_of, name_of
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import GlobalGenerators
 
@@ -126,8 +126,8 @@ def _new_plans(skeleton: Skeleton) -> dict[Any, _Plan]:  # noqa: ARG001
 def _made(skeleton: Skeleton, per_member: bool, forms: Forms | None) -> _Plan:
     if skeleton.output is not None:
         raise Unsupported("its output is chosen from several")
-    keys = own_keys(skeleton)
-    graph = skeleton.trace(_WideTracer(skeleton, keys, per_member))
+    keys = keys_of(skeleton, skeleton.tensors().values())
+    graph = skeleton.trace(CommonTracer(keys, per_member, common_layers(skeleton)))
     if forms is not None:
         forms.prepare(skeleton, graph)
     nodes = list(graph.nodes)
@@ -148,72 +148,6 @@ def _made(skeleton: Skeleton, per_member: bool, forms: Forms | None) -> _Plan:
     return _Plan(maker.steps, dead, is_common(result))
 
 
-def own_keys(skeleton: Skeleton) -> dict[str, frozenset[str]]:
-    """The keys of each layer's tensors that members have for themselves."""
-    own = {id(tensor) for tensor in skeleton.tensors().values()}
-    return {
-        name: frozenset(
-            key for key, tensor in [*layer._parameters.items(), *layer._buffers.items()] if id(tensor) in own
-        )
-        for name, layer in skeleton.network.named_modules(remove_duplicate=False)
-    }
-
-
-def is_common(node: fx.Node) -> bool:
-    """Whether a value depends on no member, and has no member axis."""
-    return node.meta["common"]
-
-
-class _WideTracer(LeafTracer):
-    """Notes which values are common, and which come from the input.
-
-    A layer that belongs to no member, and whose inputs are common, is not looked into, whatever it does.
-    """
-
-    proxy_buffer_attributes = True
-
-    def __init__(self, skeleton: Skeleton, keys: Mapping[str, frozenset[str]], per_member: bool) -> None:
-        super().__init__()
-        self.own_keys, self.per_member = keys, per_member
-        self.whole = {part for layer in common_layers(skeleton) for part in layer.modules()}
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Record a call of a layer, or look into it."""
-        proxies = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)]
-        if m in self.whole and proxies and all(is_common(proxy.node) for proxy in proxies) and not _has_proxies(m):
-            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
-        return super().call_module(m, forward, args, kwargs)
-
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> fx.Node:
-        """A node that knows whether its value is common."""
-        node = super().create_node(kind, target, args, kwargs, *rest, **named)
-        before = node.all_input_nodes
-        common = all(other.meta["common"] for other in before)
-        if kind == "placeholder":
-            common = not self.per_member
-        elif kind == "get_attr":
-            path, _, key = str(target).rpartition(".")
-            common = key not in self.own_keys[path]
-        elif kind == "call_module":
-            common = common and not any(self.own_keys[name] for name in self._inside(str(target)))
-        elif target is getattr and node.args[1] in ("dtype", "device"):
-            common = True
-        node.meta["common"] = common
-        node.meta["batch"] = kind == "placeholder" or any(other.meta["batch"] for other in before)
-        return node
-
-    def _inside(self, path: str) -> list[str]:
-        """Names of the layers in a layer, apart from dropout that drops nothing, whose keys nobody reads."""
-        inside = [name for name in self.own_keys if name == path or name.startswith(f"{path}.")]
-        return [name for name in inside if not is_idle(self.root.get_submodule(name))]
-
-
-def _has_proxies(layer: nn.Module) -> bool:
-    """Whether code has hung values of a member into a layer, which it reads besides its arguments."""
-    attributes = [value for part in layer.modules() for name, value in vars(part).items() if name != "_modules"]
-    return any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(attributes))
-
-
 class _Maker:
     """Makes steps of nodes."""
 
@@ -230,7 +164,7 @@ class _Maker:
         if node.op == "get_attr":
             self.steps.append(self._attribute(str(node.target)))
         elif _writes(node):
-            raise Unsupported(f"{_name(node)} writes into a tensor")
+            raise Unsupported(f"{name_of(node)} writes into a tensor")
         elif self._writes_into_what_is_read(node):
             raise Unsupported(f"layer {node.target} writes into what another operation reads")
         elif is_common(node):
@@ -262,8 +196,8 @@ class _Maker:
         """What a node whose value is common calls, as it is."""
         if node.op == "call_module":
             return self.network.get_submodule(str(node.target))
-        if RANDOM.search(_name(node)) or ("drop" in _name(node) and self.network.training):
-            raise Unsupported(f"{_name(node)} draws random numbers")
+        if RANDOM.search(name_of(node)) or ("drop" in name_of(node) and self.network.training):
+            raise Unsupported(f"{name_of(node)} draws random numbers")
         return _method(str(node.target)) if node.op == "call_method" else cast(Any, node.target)
 
     def _called(self, node: fx.Node, function: Callable[..., Any]) -> Step:
@@ -303,10 +237,6 @@ def _method(name: str) -> Callable[..., Any]:
     return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
 
 
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-
-
 _IN_PLACE = {name for name in dir(operator) if name.startswith("i") and hasattr(operator, f"__{name}__")} - {
     "index",
     "inv",
@@ -320,7 +250,7 @@ def _writes(node: fx.Node) -> bool:
     """Whether a node writes into a value that another one may read."""
     if node.op == "call_module":
         return False  # layers get a copy
-    name = _name(node)
+    name = name_of(node)
     method = name.endswith("_") and not name.endswith("__")
     return method or name in ("setitem", *_IN_PLACE) or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
@@ -426,7 +356,7 @@ def _aligned(tensor: Tensor, dimensions: int) -> Tensor:
 
 def _batched_function(node: fx.Node) -> Callable[..., Any]:
     """The form of a function or method that reads values with a member axis."""
-    name, args = _name(node), node.args
+    name, args = name_of(node), node.args
     own = [isinstance(argument, fx.Node) and not is_common(argument) for argument in args]
     if any(isinstance(leaf, fx.Node) and not is_common(leaf) for leaf in node.kwargs.values()):
         raise Unsupported(f"function {name} takes tensors by name")

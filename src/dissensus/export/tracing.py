@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dissensus import calls, checks
-from dissensus.calls import Call, NetworkInputs, OutputChoice, call, chosen_output
+from dissensus.calls import Call, NetworkInputs, OutputChoice, call, chosen_output, network_inputs
 from dissensus.ensemble import Ensemble
 from dissensus.execution import Body, StackedMembers
 from dissensus.execution.compiled import original, uncompiled
 from dissensus.execution.skeleton import Skeleton, members_inside
 from dissensus.export.outputs import Outputs, checked
 from dissensus.masks import MonteCarlo
-from dissensus.trunk import SharedTrunk, output_at
+from dissensus.trunk import Features, SharedTrunk
 
 
 class Exportable(nn.Module):
@@ -67,15 +67,13 @@ class Stacked(nn.Module):
 class OnTrunk(nn.Module):
     """Heads on features that are computed once."""
 
-    def __init__(self, backbone: nn.Module, cut: str | None, copied: bool, heads: nn.Module) -> None:
+    def __init__(self, features: Features, heads: nn.Module) -> None:
         super().__init__()
-        self.backbone, self.heads = backbone, heads
-        self._cut, self._copied = cut, copied
+        self.features, self.heads = features, heads
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Outputs of all heads."""
-        x = x.clone() if self._copied else x
-        return self.heads(self.backbone(x) if self._cut is None else output_at(self.backbone, self._cut, x))
+        return calls.outputs_of(self.heads, network_inputs(self.features(*args, **kwargs)))
 
 
 def with_signature(exportable: Exportable, model: nn.Module, inputs: NetworkInputs) -> Exportable:
@@ -134,12 +132,10 @@ def members_of(model: nn.Module, example: NetworkInputs) -> nn.Module:
         checks.refuse("model", "give the same outputs at any place of a batch", "Monte Carlo dropout", fix)
     model = original(model)
     if isinstance(model, SharedTrunk):
-        if not isinstance(example, Tensor):
-            checks.refuse("example", "be one tensor for a shared trunk", "several inputs", error=TypeError)
-        backbone = copy.deepcopy(model.backbone).eval()
         with torch.no_grad():
-            heads = members_of(model.heads, model.features(example))
-        return OnTrunk(backbone, model.cut, _writes(backbone, example), heads).eval()
+            features = calls.outputs_of(model.features, example)
+        heads = members_of(model.heads, network_inputs(features))
+        return OnTrunk(Features(copy.deepcopy(model.backbone), model.cut), heads).eval()
     if isinstance(model, Ensemble):
         return _of_ensemble(model, example).eval()
     network = uncompiled(copy.deepcopy(model)).eval()
