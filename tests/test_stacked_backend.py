@@ -527,11 +527,15 @@ def test_each_operation_is_timed_once_for_each_shape(as_on_a_gpu):
     assert len(timed) == 6
     ensemble(x[:4])
     assert len(timed) == 12, "another shape"
+    body.choices.ways[next(iter(body.choices.ways))] = "a way of another machine"
+    torch.testing.assert_close(ensemble(x), loop(x))
+    assert len(timed) == 13
+    assert set(body.choices.ways.values()) == {STREAMS}
     capturing[0] = True
     torch.testing.assert_close(ensemble(x[:3]), loop(x[:3]))
     capturing[0], body.by_rule = False, True
     torch.testing.assert_close(ensemble(x[:2]), loop(x[:2]))
-    assert len(timed) == 12, "neither in a capture nor where a rule decides"
+    assert len(timed) == 13, "neither in a capture nor where a rule decides"
 
 
 def test_the_rule_takes_kernels_for_few_channels(as_on_a_gpu):

@@ -241,7 +241,7 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
 
     def chosen(operation: str) -> str:
         key = f"{operation} {place}"
-        if key not in ways:
+        if ways.get(key) not in candidates:  # one that was kept may need what this machine lacks
             if torch.cuda.is_current_stream_capturing():
                 return by_rule
             with torch.no_grad(), on(x.device):
