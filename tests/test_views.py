@@ -254,6 +254,17 @@ class Writes(nn.Module):
         return h + self.common(x)
 
 
+class Centred(nn.Module):
+    """What members have in common depends on the other examples of a batch, so it cannot be computed once."""
+
+    def __init__(self):
+        super().__init__()
+        self.common, self.own = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.own(self.common(x - x.mean(0)))
+
+
 def with_dropout():
     network = base(rate=0.4)
     network[:6].requires_grad_(False)
@@ -290,7 +301,12 @@ def first_dropped():
         (first_dropped, "frozen", "got 0 drops units of each member. Set the rate to 0 in `build`"),
         (lambda: adapters.batch_ensemble(BASE), adapters.SHARED, "part that members compute alike"),
         (lambda: Functional(0.3), "frozen", "F.dropout is not"),
-        (lambda: Writes().double(), "frozen", "."),
+        (
+            lambda: Writes().double(),
+            "frozen",
+            "give equal outputs when it is split; got other outputs. Do members write",
+        ),
+        (lambda: Centred().double(), "frozen", "part that members compute alike; got members share nothing"),
     ],
 )
 def test_ensembles_without_a_common_part_are_refused(build, shared, match, unchecked):

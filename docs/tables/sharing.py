@@ -85,9 +85,12 @@ def cell(row: Mapping[str, Any], key: str) -> str:
     if value is None:
         return "–"
     one = 1 if key == "operations" else row.get(f"one_{key}", 1)
-    return (
-        "–" if one is None else f"{value / one:.2f}" if key in ("held", "operations", "rate") else f"{value / one:.1f}"
-    )
+    if one is None:
+        return "–"
+    ratio = value / one
+    if key in ("held", "operations", "rate"):
+        return f"{ratio:.2f}"
+    return f"{ratio:.3f}" if key == "milliseconds" and ratio < 0.1 else f"{ratio:.1f}"
 
 
 def values() -> dict[str, str]:
