@@ -188,3 +188,12 @@ def test_what_is_written_in_place_is_shared_as_in_the_network(backend):
     ensemble = ds.Ensemble(OnATrunk, M, backend=backend, shared="frozen").double().eval()
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ensemble(x), torch.stack([member(x) for member in ensemble]))
+
+
+def test_copies_of_members_have_the_modes_of_their_layers():
+    ensemble = ds.Ensemble(Scaled, M).train()
+    ensemble.body.network.part.eval()
+    for copied in (ensemble.member(0), ensemble.subset([1, 2]).member(1), ensemble[0]):
+        modes = [layer.training for layer in copied.modules()]
+        assert modes == [layer.training for layer in ensemble.body.network.modules()]
+    assert not any(layer.training for layer in ensemble.eval().member(0).modules())

@@ -151,7 +151,11 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
             if writes(node, layers) and is_read_elsewhere(node.all_input_nodes[0], layers):
                 return "a function writes into what another operation reads"
             named_tensors = any(isinstance(argument, fx.Node) for argument in node.kwargs.values())
-            if IN_PLACE.get(node.target, node.target) not in POINTWISE_FUNCTIONS or named_tensors or any(a is True for a in node.args):
+            if (
+                IN_PLACE.get(node.target, node.target) not in POINTWISE_FUNCTIONS
+                or named_tensors
+                or any(a is True for a in node.args)
+            ):
                 return f"function {getattr(node.target, '__name__', node.target)} is not known to be pointwise"
         elif node.op not in ("placeholder", "output"):
             return f"it uses {node.op} {node.target}"

@@ -662,7 +662,8 @@ class StackedMembers(nn.Module):
         body.channels_last, body.by_rule = self.channels_last, self.by_rule
         if self.shared_rows is not None:
             body.attach_shared(self._rows_of_runs(indices).clone())
-        return body.train(self.training)
+        body.training = self.training  # its layers have their modes
+        return body
 
     def _rows_of_runs(self, indices: Sequence[int]) -> Tensor:
         """What members of one run share, or those of several whole runs."""
