@@ -5,6 +5,7 @@ convolutions and pooling on a CPU are faster. A ReLU before a max pooling comes 
 numbers to work on: both only compare, so values are the same.
 """
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ def _plan(skeleton: Skeleton) -> _Plan:
         raise Unsupported("its output is chosen from several")
     if skeleton.shared:
         raise Unsupported("members share weights")
-    graph = skeleton.graph()
+    graph = copy.deepcopy(skeleton.graph())  # other backends read it too
     modules = dict(skeleton.network.named_modules(remove_duplicate=False))
     names = {id(tensor): name for name, tensor in skeleton.tensors().items()}
     layers: dict[str, _Layer] = {}

@@ -449,6 +449,7 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
+_STORES = {"_parameters", "_buffers", "_modules"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
 
@@ -458,7 +459,7 @@ def _constants(before: Iterable[tuple[nn.Module, dict[str, Any], Any]]) -> list[
     for module, attributes, _ in before:
         store = vars(module)
         for name, value in attributes.items():
-            if (_is_plain(value) or callable(value)) and store.get(name) is value:
+            if name not in _STORES and (_is_plain(value) or callable(value)) and store.get(name) is value:
                 found.append((store, name, copy.copy(value) if isinstance(value, list | dict) else value))
         found += [(store["_modules"], name, child) for name, child in module._modules.items()]
     return found
