@@ -141,7 +141,7 @@ def test_max_memory_splits_members_and_says_so(caplog):
     assert 1 <= count < 5
     assert any("all at once would take" in record.getMessage() for record in caplog.records)
     with pytest.raises(
-        ValueError, match=r"`max_memory` must hold one member at a time, about .* MiB; got .* MiB. Allow"
+        ValueError, match=r"`max_memory` must hold one member at a time, about .* MiB; got 1,000 bytes. Allow"
     ):
         fitted(build, shape, max_memory=1000)
     with pytest.raises(ValueError, match="max_memory"):

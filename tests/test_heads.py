@@ -1,6 +1,7 @@
 """Heads of studies: where they start, what makes them differ, and hyperparameters that held-out rows choose."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -255,6 +256,15 @@ def test_the_largest_value_without_loss_is_chosen(ensemble, members, examples, e
         [[0.0, 1.0, 2.0][i] for i in order], [ensemble[i] for i in order], [members[i] for i in order], examples
     )
     assert order[shuffled] == expected or all(e != e for e in ensemble), "the order of values does not matter"
+
+
+@pytest.mark.parametrize("pool", ["probability", "score"])
+def test_a_candidate_whose_outputs_are_not_numbers_has_no_error(pool):
+    outputs = torch.zeros(2, 3, 4)
+    outputs[..., 0] = 1.0
+    assert choices.errors(outputs, torch.tensor([0, 0, 1]), pool) == pytest.approx((1 / 3, 1 / 3))
+    outputs[1, 2, 3] = math.nan
+    assert all(map(math.isnan, choices.errors(outputs, torch.tensor([0, 0, 1]), pool)))
 
 
 def rows_of(folder):

@@ -146,7 +146,7 @@ class Draws(nn.Module):
         return self.layer(torch.rand_like(x.flatten(1)))
 
 
-@pytest.mark.parametrize(("build", "reason"), [(Hooked, "Linear"), (Reads, "scale"), (Draws, "rand_like")])
+@pytest.mark.parametrize(("build", "reason"), [(Hooked, "hooks"), (Reads, "scale"), (Draws, "rand_like")])
 def test_other_networks_run_in_a_loop(build, reason, caplog):
     x, _ = image_data(B)
     ens = ds.Ensemble(lambda: build().double(), M, backend="layerwise")

@@ -139,6 +139,7 @@ OTHERS = {
     "two in a row": [lambda: nn.Linear(4, 6), lambda: nn.Linear(6, 1)],
     "relu last": [lambda: nn.Linear(4, 6), nn.ReLU],
     "dropout": [lambda: nn.Linear(4, 6), nn.ReLU, lambda: nn.Dropout(0.5), lambda: nn.Linear(6, 1)],
+    "flattened in part": [lambda: nn.Flatten(1, 2), lambda: nn.Linear(4, 6), nn.ReLU, lambda: nn.Linear(6, 1)],
     "large": [lambda: nn.Linear(4, 200), nn.ReLU, lambda: nn.Linear(200, 200)],
 }
 

@@ -313,6 +313,14 @@ def test_missing_values_are_refused_or_imputed():
     assert later.features(x)[1, 0] == 0  # its median is its mean
 
 
+def test_columns_in_another_order_are_refused_whatever_names_they_have():
+    frame = pd.DataFrame({0: [1.0, 2.0, 3.0, 4.0] * 5, 1: ["a", "b"] * 10, 2: ["a", "a", "b", "b"] * 5})
+    model = EnsembleClassifier(members=2, hidden=(4,), epochs=1, random_state=0).fit(frame, [0, 1] * 10)
+    assert model.predict_proba(frame).shape == (20, 2)
+    with pytest.raises(ValueError, match=r"`X` must have the columns of training in their order \(0, 1, 2 ...\)"):
+        model.predict_proba(frame[[0, 2, 1]])
+
+
 @pytest.mark.parametrize("large", [1.0, 1e200])
 def test_columns_are_standardised_by_weights(large):
     rng = np.random.default_rng(0)

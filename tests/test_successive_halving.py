@@ -37,6 +37,20 @@ def weights(ensemble):
     return torch.cat([parameter.detach().flatten() for parameter in ensemble.parameters()])
 
 
+def test_seeds_that_are_trained_apart_do_not_count_with_epochs_that_others_lack():
+    halving = SuccessiveHalving([1], factor=2)
+    first, second, other, last = entries([[0.5, 0.9], [0.7], [0.8]])
+    before, now = [first, other], [second, last]
+    for group in (before, now):
+        halving.on_start(Start(False, [], [{"run": entry["run"]} for entry in group]))
+        epochs = [1, 2, 3] if group is before else [1]
+        for epoch in epochs:
+            wanted = halving.on_runs(
+                [{**entry, "epoch": epoch, "validation": entry["validation"] / epoch**4} for entry in group]
+            )
+    assert wanted == [0]  # 0.9 against 0.8, although the other seed of the first has reached 0.006 in three epochs
+
+
 def test_the_best_candidates_go_on():
     swept = sweep(callbacks=[SuccessiveHalving([1, 2], factor=2)])
     lengths = {}

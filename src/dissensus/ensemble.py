@@ -244,7 +244,7 @@ class Ensemble(nn.Module):
         nn.Module.__init__(ensemble)
         ensemble._beside = _Beside()
         ensemble.seed, ensemble.member_ids, ensemble.body = seed, member_ids, body
-        ensemble.train(body.training)
+        ensemble.training = body.training  # layers may have modes of their own
         ensemble._set_backend(backend)
         return ensemble
 
@@ -421,9 +421,9 @@ class Ensemble(nn.Module):
             super().__setattr__(name, value)
 
     def member(self, index: int) -> nn.Module:
-        """A copy of one member as an ordinary module, in the ensemble's mode (train or eval)."""
+        """A copy of one member as an ordinary module, in the modes (train or eval) of the ensemble and its layers."""
         self.check_whole("`member`")
-        return self.body.member(self._index(index)).train(self.training)
+        return self.body.member(self._index(index))
 
     def subset(self, indices: Sequence[int]) -> "Ensemble":
         """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""

@@ -158,7 +158,9 @@ def quantile_variance(
 
 def _moments(outputs: Tensor, floor: float, *, double: bool = False) -> tuple[Tensor, Tensor]:
     checks.member_outputs(outputs)
-    return losses.gaussian_moments(outputs.double() if double else outputs, floor)
+    means, variances = losses.gaussian_moments(outputs.double() if double else outputs, floor)
+    unknown = means.isnan() | variances.isnan()
+    return means.masked_fill(unknown, math.nan), variances.masked_fill(unknown, math.nan)
 
 
 def _entropy(variance: Float[Tensor, "*S D"]) -> Float[Tensor, "*S"]:

@@ -124,6 +124,7 @@ def _arrays(file: Path, labelled: bool) -> UserData:
     if targets is not None and (targets.ndim < 1 or len(targets) != len(x)):
         refuse(file, f"hold as many targets y as inputs x, {len(x)}", checks.shape_text(targets.shape))
     names = {name: tuple(map(str, arrays[name].ravel())) for name in ("classes", "features") if name in arrays}
+    targets = _complete(file, targets) if labelled and targets is not None else targets
     return UserData(inputs, targets, names.get("classes", ()), names.get("features", ()))
 
 
@@ -143,10 +144,14 @@ def _parquet(file: Path) -> dict[str, Shaped[np.ndarray, " N"]]:
 def _csv(file: Path) -> dict[str, Shaped[np.ndarray, " N"]]:
     columns: dict[str, Shaped[np.ndarray, " N"]] = {}
     for name, texts in csv_columns(file).items():
-        if all(is_missing(text) or checks.is_number_text(text) for text in texts):
-            numbers = [float("nan") if is_missing(text) else float(text) for text in texts]
-            whole = all(text.strip().lstrip("+-").isdecimal() for text in texts)
-            columns[name] = np.array(numbers, dtype=np.int64 if whole else np.float64)
+        gaps = [is_missing(text) for text in texts]
+        if all(text.strip().lstrip("+-").isdecimal() for text in texts):
+            numbers = np.array([int(text) for text in texts])  # of objects, where a number has too many digits
+            columns[name] = np.array(texts) if numbers.dtype.kind not in "iu" else numbers
+        elif all(gap or checks.is_number_text(text) for text, gap in zip(texts, gaps, strict=True)):
+            columns[name] = np.array([float("nan") if gap else float(t) for t, gap in zip(texts, gaps, strict=True)])
+        elif any(gaps):
+            columns[name] = np.array([None if gap else text for text, gap in zip(texts, gaps, strict=True)], object)
         else:
             columns[name] = np.array(texts)
     return columns
@@ -171,11 +176,20 @@ def _table(
             where = int((~np.isfinite(values)).argmax())
             fix = "Fill such gaps as in training, or leave rows out."
             refuse(file, "have no gaps", f"NaN or infinity in {name!r}, row {where}", fix)
+        if values.dtype.kind == "f" and (np.abs(values) > np.finfo(np.float32).max).any():
+            refuse(file, "have numbers that fit into float32", f"larger ones in {name!r}", "Use another unit.")
     inputs = torch.from_numpy(np.stack([values.astype(np.float32) for values in kept.values()], 1))
     targets = columns.get(target) if target is not None else None
-    if targets is not None and targets.dtype == object:
-        gap = next((row for row, value in enumerate(targets) if value is None or value != value), None)
-        if gap is not None:
-            refuse(file, "have a target in every row", f"none in row {gap}", "Leave such rows out.")
-        targets = targets.astype(str)
-    return UserData(inputs, targets, (), tuple(kept))
+    return UserData(inputs, _complete(file, targets) if labelled and targets is not None else targets, (), tuple(kept))
+
+
+def _complete(file: Path, targets: Shaped[np.ndarray, "N *S"]) -> Shaped[np.ndarray, "N *S"]:
+    """Targets as they are, or as texts; a row without one is refused."""
+    if targets.dtype == object:
+        missing = np.array([value is None or value != value for value in targets])
+    else:
+        missing = np.isnan(targets) if targets.dtype.kind == "f" else np.zeros(len(targets), dtype=bool)
+        missing = missing.reshape(len(targets), -1).any(1)
+    if missing.any():
+        refuse(file, "have a target in every row", f"none in row {int(missing.argmax())}", "Leave such rows out.")
+    return targets.astype(str) if targets.dtype == object else targets

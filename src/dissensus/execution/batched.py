@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import UNITS, KeyedDropout, dropped, mask_shape
+from dissensus.execution.aliases import IN_PLACE, is_read_elsewhere, writes
 from dissensus.execution.perceptrons import SHAPE, perceptron
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
@@ -129,7 +130,7 @@ def _layer_step(layer: nn.Module, at: int) -> Step:
 def _function_step(node: fx.Node, place: dict[fx.Node, int]) -> Step:
     arguments: list[tuple[Any, bool]] = [(place[a], True) if isinstance(a, fx.Node) else (a, False) for a in node.args]
     options = {name: value for name, value in node.kwargs.items() if name != "inplace"}
-    function: Any = node.target
+    function: Any = IN_PLACE.get(node.target, node.target)
     return lambda values: function(*(values[a] if is_value else a for a, is_value in arguments), **options)
 
 
@@ -142,15 +143,19 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
     for node in graph.nodes:
         if node.op == "call_module":
             layer = layers[str(node.target)]
-            if getattr(layer, "inplace", False) and any(len(before.users) > 1 for before in node.all_input_nodes):
+            if writes(node, layers) and is_read_elsewhere(node.all_input_nodes[0], layers):
                 return f"layer {node.target} writes into what another operation reads"
             if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
                 return f"layer {node.target} ({type(layer).__name__}) has no batched form"
         elif node.op == "call_function":
-            if node.kwargs.get("inplace") and any(len(before.users) > 1 for before in node.all_input_nodes):
+            if writes(node, layers) and is_read_elsewhere(node.all_input_nodes[0], layers):
                 return "a function writes into what another operation reads"
             named_tensors = any(isinstance(argument, fx.Node) for argument in node.kwargs.values())
-            if node.target not in POINTWISE_FUNCTIONS or named_tensors or any(a is True for a in node.args):
+            if (
+                IN_PLACE.get(node.target, node.target) not in POINTWISE_FUNCTIONS
+                or named_tensors
+                or any(a is True for a in node.args)
+            ):
                 return f"function {getattr(node.target, '__name__', node.target)} is not known to be pointwise"
         elif node.op not in ("placeholder", "output"):
             return f"it uses {node.op} {node.target}"

@@ -5,6 +5,7 @@ convolutions and pooling on a CPU are faster. A ReLU before a max pooling comes 
 numbers to work on: both only compare, so values are the same.
 """
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import KeyedDropout
+from dissensus.execution.aliases import IN_PLACE, chain, depends_on_layout, is_read_elsewhere, writes
 from dissensus.execution.batched import POINTWISE_FUNCTIONS, POINTWISE_LAYERS, POOLING_LAYERS
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
@@ -45,9 +47,8 @@ FUNCTIONS: set[Callable[..., Any]] = {
     getattr,
     operator.getitem,
     operator.floordiv,
-    operator.iadd,
-    operator.imul,
     operator.truediv,
+    *IN_PLACE,
     torch.cat,
     torch.flatten,
     F.max_pool2d,
@@ -91,7 +92,7 @@ def _plan(skeleton: Skeleton) -> _Plan:
         raise Unsupported("its output is chosen from several")
     if skeleton.shared:
         raise Unsupported("members share weights")
-    graph = skeleton.graph()
+    graph = copy.deepcopy(skeleton.graph())  # other backends read it too
     modules = dict(skeleton.network.named_modules(remove_duplicate=False))
     names = {id(tensor): name for name, tensor in skeleton.tensors().items()}
     layers: dict[str, _Layer] = {}
@@ -103,8 +104,6 @@ def _plan(skeleton: Skeleton) -> _Plan:
             layer = modules[str(node.target)]
             if type(layer) not in LAYERS:
                 raise Unsupported(f"layer {node.target} ({type(layer).__name__}) has no form here")
-            if _writes(node, modules) and node.all_input_nodes[0].op == "call_method":
-                raise Unsupported(f"layer {node.target} writes into what may be a view")
             stores = ((True, layer._parameters), (False, layer._buffers))
             layers[str(node.target)] = _Layer(
                 layer,
@@ -120,13 +119,14 @@ def _plan(skeleton: Skeleton) -> _Plan:
             raise Unsupported(f"function {name} has no form here")
         elif node.op == "call_method" and node.target not in METHODS:
             raise Unsupported(f"method {node.target} has no form here")
-        elif _writes(node, modules) and node.all_input_nodes[0].op == "call_method":
-            raise Unsupported(f"{node} writes into what may be a view")
         elif node.op == "get_attr":
             raise Unsupported(f"it reads {node.target} outside of a layer")
+        if node.op != "placeholder" and writes(node, modules) and depends_on_layout(node, modules):
+            raise Unsupported(f"{node} writes into what may be a view")
     if not isinstance(list(graph.nodes)[-1].args[0], fx.Node):
         raise Unsupported("it returns more than one tensor")
-    writes = any(_writes(node, modules) for node in inputs[0].users)
+    writing = [node for node in graph.nodes if node.op.startswith("call") and writes(node, modules)]
+    writes_to_input = any(chain(node.all_input_nodes[0], modules)[-1] is inputs[0] for node in writing)
     _pool_first(graph, modules)
     nodes = list(graph.nodes)
     last = {before: node for node in nodes for before in node.all_input_nodes}
@@ -134,14 +134,7 @@ def _plan(skeleton: Skeleton) -> _Plan:
     for before, node in last.items():
         dead[node].append(before)
     convolves = any(type(layer.module) is nn.Conv2d for layer in layers.values())
-    return _Plan([(node, dead[node]) for node in nodes], layers, writes, convolves)
-
-
-def _writes(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether an operation writes into its first input."""
-    if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
-    return bool(node.kwargs.get("inplace")) or True in node.args or node.target in (operator.iadd, operator.imul)
+    return _Plan([(node, dead[node]) for node in nodes], layers, writes_to_input, convolves)
 
 
 def _pool_first(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
@@ -163,7 +156,8 @@ def _pool_first(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
         if pooling is None or len(relu.users) > 1 or not (is_relu(relu) and is_pooling(pooling)):
             continue
         before = relu.all_input_nodes[0]
-        if len(before.users) > 1:  # one of them may write into it
+        # Something may write into it in between, or into the result, which the gradient of a ReLU needs.
+        if is_read_elsewhere(before, modules) or any(writes(user, modules) for user in pooling.users):
             continue
         pooling.args = (before,)
         pooling.replace_all_uses_with(relu)

@@ -144,7 +144,8 @@ def perceptron(skeleton: Skeleton) -> Perceptron | None:
         elif node.op not in ("placeholder", "output"):
             return None
     chain = [entry for entry in chain if type(entry[1]) is not nn.Identity]
-    flattens = bool(chain) and type(chain[0][1]) is nn.Flatten
+    first = chain[0][1] if chain else None
+    flattens = type(first) is nn.Flatten and first.end_dim == -1
     chain = chain[1:] if flattens else chain
     linear = [(name, layer) for name, layer in chain[::2] if type(layer) is nn.Linear]
     alternate = len(chain) % 2 == 1 and len(linear) == len(chain[::2])

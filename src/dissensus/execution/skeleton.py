@@ -1,5 +1,7 @@
 """A network that runs with weights which are lent to it for the duration of a call."""
 
+import copy
+import operator
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -74,6 +76,8 @@ class Skeleton:
         """Buffers that a pass has made, and that members do not have yet."""
         self._hooks: list[Mapping[int, Any]] = [hooks for module in network.modules() for hooks in _hooks(module)]
         self._hook_counts = self._counted_hooks()
+        self._constants: dict[bool, list[tuple[dict[str, Any], str, Any]]] = {}
+        """By mode: what a trace holds as constants, where it hangs, and what it was."""
         self._collecting = _Collecting()
         self._common: list[tuple[str, dict[str, Any], str]] = []
         """Buffers that members share, and where they hang. A pass must not write to them."""
@@ -300,9 +304,21 @@ class Skeleton:
             self._hook_counts = counts
         return changed
 
+    def notice_settings(self) -> bool:
+        """Whether settings of modules, or modules themselves, are others than in a trace; it is forgotten then.
+
+        A trace holds them as constants: ``x * self.scale`` has the number that the attribute had.
+        """
+        watched = self._constants.get(self.network.training, ())
+        if not any(_is_other(store.get(name), value) for store, name, value in watched):
+            return False
+        self._forget()
+        return True
+
     def _forget(self) -> None:
         """Forget what earlier passes and traces have shown of the network."""
         self._made.clear()
+        self._constants.clear()
         self._writes.clear()
         self.compiled.clear()
 
@@ -374,6 +390,7 @@ class Skeleton:
             written = [name for name, tensor in empty.items() if tensor._version]
             if written or any(now is not empty[name] for name, now in self._hanging().items()):
                 raise Unsupported(f"its forward pass writes to {(written or ['a buffer'])[0]}")
+            self._constants[self.network.training] = _constants(before)
             return graph
         except Unsupported:
             raise
@@ -406,8 +423,31 @@ def _without_values(tensor: Tensor) -> Tensor:
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
 
 
+class _Value(fx.Proxy):
+    """A value of a trace that records ``a += b`` as what it is; torch's would record ``a + b``."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._written(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._written(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._written(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._written(operator.itruediv, other)
+
+    def _written(self, function: Callable[..., Any], other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
 class LeafTracer(fx.Tracer):
     """Looks into every module but torch's layers."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """A value of the trace."""
+        return _Value(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
         """Whether a module is a layer of torch, or one of keyed dropout."""
@@ -425,6 +465,31 @@ def has_hooks(module: nn.Module) -> bool:
 
 def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+_STORES = {"_parameters", "_buffers", "_modules"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+
+
+def _constants(before: Iterable[tuple[nn.Module, dict[str, Any], Any]]) -> list[tuple[dict[str, Any], str, Any]]:
+    """Plain settings, functions and submodules of modules, but for those that a pass has changed since ``before``."""
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    for module, attributes, _ in before:
+        store = vars(module)
+        for name, value in attributes.items():
+            if name not in _STORES and (_is_plain(value) or callable(value)) and store.get(name) is value:
+                found.append((store, name, copy.copy(value) if isinstance(value, list | dict) else value))
+        found += [(store["_modules"], name, child) for name, child in module._modules.items()]
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
+    return all(isinstance(part, _PLAIN) for part in parts)  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def _is_other(value: object, before: object) -> bool:
+    return value is not before and (type(value) is not type(before) or value != before)
 
 
 def _version(tensor: Tensor) -> int:

@@ -103,7 +103,9 @@ class StackedMembers(nn.Module):
         self._compiled: set[Mode] = set()
         """Modes whose compiled pass has been tried by this process."""
         self._outdated: set[Mode] = set()
-        """Modes whose backend was chosen before members had all of their buffers."""
+        """Modes whose backend was chosen before members had all of their buffers, or the hooks that they have now."""
+        self._untried: set[Mode] = set()
+        """Modes whose backend was chosen with other settings of layers."""
 
     @classmethod
     def of(
@@ -401,7 +403,7 @@ class StackedMembers(nn.Module):
 
     def _run(self, members_pass: MembersPass, backend: str | None, rows: slice | Tensor) -> Tensor:
         weights, buffers, x, per_member, _ = members_pass
-        self._notice_hooks()
+        self._notice_changes()
         if not torch.compiler.is_compiling():
             self.skeleton.ways, self.choices.ways.by_rule = self.choices.ways, self.by_rule
         if is_exporting():  # values cannot be tried, and what a trial keeps would belong to the tracer
@@ -419,10 +421,14 @@ class StackedMembers(nn.Module):
         with recomputation_refused() if guarded else nullcontext(), late_kept:
             return chosen_backend.run(self.skeleton, weights, buffers, x, per_member)
 
-    def _notice_hooks(self) -> None:
-        """Choose backends again where layers have got hooks, or lost them."""
-        if not torch.compiler.is_compiling() and self.skeleton.notice_hooks():
+    def _notice_changes(self) -> None:
+        """Choose backends again where layers have got hooks, or lost them, and try them again where settings change."""
+        if torch.compiler.is_compiling():
+            return
+        if self.skeleton.notice_hooks():
             self._outdated = set(self.choices)
+        elif self.skeleton.notice_settings():
+            self._untried = set(self.choices)
 
     @_disable_dynamo
     def _run_untraced(self, members_pass: MembersPass, rows: slice | Tensor) -> Tensor:
@@ -504,6 +510,10 @@ class StackedMembers(nn.Module):
         compiles = self.training and both_ways and self._may_compile()
         how = [*lowered, *(["compiled"] if compiles else [])]
         mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *how, *calls.form(x))
+        if mode in self._untried:
+            self._untried.discard(mode)
+            if mode in self.choices and self._refusal(self.choices[mode].backend, members_pass, both_ways):
+                self._outdated.add(mode)
         if mode not in self.choices or mode in self._outdated:
             self._outdated.discard(mode)
             self._choose(mode, members_pass, both_ways)
@@ -621,7 +631,7 @@ class StackedMembers(nn.Module):
 
     def is_batchable(self) -> bool:
         """Whether the backend ``"batched"`` knows every layer."""
-        self._notice_hooks()
+        self._notice_changes()
         try:
             if self.skeleton.shared:
                 wide_plan(self.skeleton, per_member=False)
@@ -650,7 +660,8 @@ class StackedMembers(nn.Module):
         body.channels_last, body.by_rule = self.channels_last, self.by_rule
         if self.shared_rows is not None:
             body.attach_shared(self._rows_of_runs(indices).clone())
-        return body.train(self.training)
+        body.training = self.training  # its layers have their modes
+        return body
 
     def _rows_of_runs(self, indices: Sequence[int]) -> Tensor:
         """What members of one run share, or those of several whole runs."""

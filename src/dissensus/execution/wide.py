@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
 from dissensus.dropout import KeyedDropout, keyed_layers
+from dissensus.execution.aliases import IN_PLACE, is_read_elsewhere, writes
 from dissensus.execution.batched import (
     POINTWISE_FUNCTIONS,
     POINTWISE_LAYERS,
@@ -153,6 +154,7 @@ class _Maker:
 
     def __init__(self, skeleton: Skeleton, keys: Mapping[str, frozenset[str]], forms: Forms | None) -> None:
         self.skeleton, self.network, self.keys, self.forms = skeleton, skeleton.network, keys, forms
+        self.modules = dict(skeleton.network.named_modules(remove_duplicate=False))
         self.steps: list[Step] = []
         self.place: dict[fx.Node, int] = {}
 
@@ -163,10 +165,10 @@ class _Maker:
             return
         if node.op == "get_attr":
             self.steps.append(self._attribute(str(node.target)))
+        elif self._writes_into_what_is_read(node):
+            raise Unsupported(f"{name_of(node)} writes into what another operation reads")
         elif _writes(node):
             raise Unsupported(f"{name_of(node)} writes into a tensor")
-        elif self._writes_into_what_is_read(node):
-            raise Unsupported(f"layer {node.target} writes into what another operation reads")
         elif is_common(node):
             self.steps.append(self._called(node, self._function(node)))
         elif self.forms is not None and (function := self.forms.function(self.skeleton, node)) is not None:
@@ -178,11 +180,16 @@ class _Maker:
         self.place[node] = len(self.steps)
 
     def _writes_into_what_is_read(self, node: fx.Node) -> bool:
-        """Whether a layer writes into its input, and something else reads that; members get a copy of their own."""
-        if node.op != "call_module" or is_common(node):
+        """Whether something else reads what an operation writes into. If not, members get a copy of their own."""
+        if node.op == "call_module" and is_common(node):
             return False
-        layer = self.network.get_submodule(str(node.target))
-        return bool(getattr(layer, "inplace", False)) and any(len(before.users) > 1 for before in node.all_input_nodes)
+        if not writes(node, self.modules):
+            return False
+        if is_read_elsewhere(node.all_input_nodes[0], self.modules):
+            return True
+        if node.target in IN_PLACE:
+            node.target = IN_PLACE[node.target]
+        return False
 
     def _attribute(self, target: str) -> Step:
         path, _, key = target.rpartition(".")

@@ -213,6 +213,9 @@ class _Estimator(BaseEstimator):
             if not reset and self.columns_.names is None:
                 fix = "Train on a frame with categories, or encode them before."
                 checks.refuse("X", "hold numbers, as in training", "texts or categories", fix)
+            if not reset and list(map(str, X.columns)) != self.columns_.names:  # scikit-learn compares texts alone
+                names = ", ".join((self.columns_.names or [])[:5])
+                checks.refuse("X", f"have the columns of training in their order ({names} ...)", list(X.columns)[:5])
             return X
         if not reset and self.columns_.names is not None:
             names = ", ".join(self.columns_.names[:5])

@@ -82,9 +82,10 @@ class JSONLines:
 class SuccessiveHalving:
     """Ends the worst candidates of a sweep early: at each rung the best 1/``factor`` of them go on.
 
-    A candidate is a point of the grid without its seed. Its value is the mean over its seeds of the best value that
-    each has reached. Runs that end leave the computation and cost nothing any more. The others go on without a restart:
-    each equals the same run of a sweep without this callback. Jamieson and Talwalkar (2016), Algorithm 1.
+    A candidate is a point of the grid without its seed. Its value is the mean over its seeds that are trained together
+    of the best value that each has reached. Runs that end leave the computation and cost nothing any more. The others
+    go on without a restart: each equals the same run of a sweep without this callback. Jamieson and Talwalkar (2016),
+    Algorithm 1.
 
     Candidates compete with those that are trained together: runs of one shape that fit into memory at once. At least
     one candidate is kept. Of equal candidates the earlier in the grid goes on. A candidate without a finite value goes
@@ -128,11 +129,14 @@ class SuccessiveHalving:
         self.factor, self.metric, self.mode, self.seed = factor, metric, mode, seed
         self.best: dict[tuple[str, int | None], float] = {}
         """The best value of every run so far, by candidate and run, where lower is better."""
+        self.together: dict[int | None, frozenset[int | None]] = {}
+        """The runs that each run is trained with."""
 
     def on_start(self, start: Start) -> None:
         """Forget earlier trainings of the same runs; take up the epochs before a checkpoint."""
-        here = {place.get("run") for place in start.places}
+        here = frozenset(place.get("run") for place in start.places)
         self.best = {key: value for key, value in self.best.items() if key[1] not in here}
+        self.together |= dict.fromkeys(here, here)
         for entry in start.entries:
             self._note(entry)
 
@@ -145,7 +149,9 @@ class SuccessiveHalving:
         candidates: dict[str, list[int]] = {}
         for place, entry in enumerate(entries):
             candidates.setdefault(self._candidate(entry), []).append(place)
-        values = {name: self._mean(name) for name in candidates}
+        # Seeds of a candidate that are trained apart may be many epochs further.
+        together = self.together.get(entries[0].get("run"))
+        values = {name: self._mean(name, together) for name in candidates}
         order = sorted(candidates, key=lambda name: values[name])  # stable: of equal ones the earlier stays
         kept = math.ceil(len(order) / self.factor)
         return sorted(place for name in order[kept:] for place in candidates[name])
@@ -165,8 +171,9 @@ class SuccessiveHalving:
         point = {name: value for name, value in entry.get("point", {}).items() if name != self.seed}
         return key_of(point)
 
-    def _mean(self, candidate: str) -> float:
-        values = [value for (name, _), value in self.best.items() if name == candidate]
+    def _mean(self, candidate: str, together: frozenset[int | None] | None) -> float:
+        known = ((run, value) for (name, run), value in self.best.items() if name == candidate)
+        values = [value for run, value in known if together is None or run in together]
         return sum(values) / len(values)
 
 

@@ -221,9 +221,9 @@ class Footprint:
 
 
 def mebibytes(count: int) -> str:
-    """Bytes as text in MiB.
+    """Bytes as text in MiB; fewer than a tenth of one as they are.
 
-    >>> mebibytes(3 * 2**20)
-    '3.0 MiB'
+    >>> mebibytes(3 * 2**20), mebibytes(5000)
+    ('3.0 MiB', '5,000 bytes')
     """
-    return f"{count / 2**20:,.1f} MiB"
+    return f"{count / 2**20:,.1f} MiB" if count >= 0.1 * 2**20 else f"{count:,} bytes"

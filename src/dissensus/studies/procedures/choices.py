@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+from dissensus import losses
 from dissensus.axes import Pool
 from dissensus.metrics.generalisation import pooled
 
 
 def errors(outputs: Float[Tensor, "M N C"], targets: Integer[Tensor, " N"], pool: Pool) -> tuple[float, float]:
-    """The error of the pooled prediction, and the mean error of members.
+    """The error of the pooled prediction, and the mean error of members; NaN where an output is.
 
     >>> import torch
     >>> outputs = torch.tensor([[[2.0, 0.0], [3.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
     >>> errors(outputs, torch.tensor([0, 0]), "score")
     (0.0, 0.5)
     """
-    ensemble = (pooled(outputs, pool).argmax(-1) != targets).double().mean()
-    return float(ensemble), float((outputs.argmax(-1) != targets).double().mean())
+    pair = [pooled(outputs, pool).unsqueeze(0), outputs]
+    ensemble, members = (losses.per_member("zero_one", part, targets).double().mean() for part in pair)
+    return float(ensemble), float(members)
 
 
 def largest_without_loss(
