@@ -138,6 +138,7 @@ def measure(settings: Settings, args: argparse.Namespace, record: Record) -> Non
     x = torch.rand(args.examples, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
     names = [name for name, title in settings.titles().items() if not args.only or args.only in title]
     for members in args.members:
+        left = list(names)
         if not record.over:
             ensemble = ds.Ensemble(NETWORKS[args.network], members).to(device).eval()
             with torch.no_grad():
@@ -147,11 +148,10 @@ def measure(settings: Settings, args: argparse.Namespace, record: Record) -> Non
                 run()
             for run, _how in ways_of("fgsm", ensemble, x, y, settings, args.written_out).values():
                 run()
-        for name in names:
-            if record.over:
-                record.keep("left_out", {"attack": settings.titles()[name], "members": members})
-            else:
-                record.keep("rows", row(name, ensemble, x, y, settings, record, args))
+            while left and not record.over:
+                record.keep("rows", row(left.pop(0), ensemble, x, y, settings, record, args))
+        for name in left:
+            record.keep("left_out", {"attack": settings.titles()[name], "members": members})
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:

@@ -390,8 +390,8 @@ def test_auto_does_not_measure_it_on_a_cpu():
 def backends(monkeypatch):
     """Let ``"auto"`` measure a backend that compiles, as if on a GPU, with times that are given."""
 
-    def use(run, milliseconds=0.5, seconds_to_compile=lambda network: 1.0):
-        own = Backend("stacked", run, seconds_to_compile=seconds_to_compile)
+    def use(run, milliseconds=0.5, seconds_to_compile=lambda network: 1.0, **settings):
+        own = Backend("stacked", run, seconds_to_compile=seconds_to_compile, **settings)
         monkeypatch.setattr(choice, "BACKENDS", {**BACKENDS, "stacked": own})
         monkeypatch.setitem(BACKENDS, "stacked", own)
 
@@ -418,6 +418,13 @@ def test_auto_takes_it_where_it_is_faster(backends):
     ensemble, chosen = fitted()
     assert (chosen.backend, chosen.refused.get("stacked")) == ("stacked", None)
     assert ensemble.body.ran == "stacked"
+
+
+def test_auto_leaves_it_out_until_a_card_has_timed_it(backends):
+    backends(run_stacked, only_on_request=BACKENDS["stacked"].only_on_request)
+    _, chosen = fitted()
+    assert chosen.backend == "vmap"
+    assert "stacked" not in {*chosen.milliseconds, *chosen.refused}
 
 
 def failing(*_):
