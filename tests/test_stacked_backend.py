@@ -329,6 +329,33 @@ def calls_of(build):
     return [(str(node.target), len(node.args) > 1, node.meta["relu"]) for node in nodes if "relu" in node.meta], nodes
 
 
+class WritesItsInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv, self.norm = nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        kept = x * 2
+        x += self.norm(self.conv(x))
+        return (x - kept).mean([2, 3])
+
+
+class ReadsWhatIsWritten(WritesItsInput):
+    def forward(self, x):
+        x = self.stem(x)
+        kept = x
+        x += self.norm(self.conv(x))
+        return (x - 0.5 * kept).mean([2, 3])
+
+
+@pytest.mark.parametrize("build", [WritesItsInput, ReadsWhatIsWritten])
+def test_a_sum_in_place_changes_what_others_read(build):
+    x = drawn(3, 2, 4, 4)
+    loop, stacked = (ds.Ensemble(lambda: build().double(), M, seed=1, backend=b) for b in ("loop", "stacked"))
+    torch.testing.assert_close(stacked(x), loop(x))
+
+
 def test_batch_norm_residual_and_relu_are_one_operation():
     norms, nodes = calls_of(Pooled)
     block = [("bn1", False, True), ("down.1", False, False), ("bn2", True, True)]

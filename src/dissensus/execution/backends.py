@@ -49,7 +49,7 @@ class Backend:
         on_cpu_only: Whether ``backend="auto"`` measures it on a CPU only.
         seconds_to_compile: About how long a network's first pass takes to compile. ``backend="auto"`` measures it where
             passes follow that may save more. None: nothing is compiled.
-        only_on_request: Whether ``backend="auto"`` leaves it out, because nobody has measured it where it is to be fast.
+        only_on_request: Whether ``backend="auto"`` leaves it out, since nobody has measured it where it is to be fast.
     """
 
     name: str

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
+from dissensus.execution.aliases import is_read_elsewhere
 from dissensus.execution.common_graph import is_common, keys_of
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.stacked_layers import batch_norm, convolution
@@ -49,7 +50,7 @@ def _prepare(skeleton: Skeleton, graph: fx.Graph) -> None:
 def _fuse(network: nn.Module, graph: fx.Graph, norm: fx.Node) -> None:
     last, residual = norm, ()
     user = _only_user(norm)
-    if user is not None and _is_sum(user):
+    if user is not None and _is_sum(network, user):
         last, residual = user, tuple(value for value in user.args if value is not norm)
         user = _only_user(last)
     relu = user is not None and _is_relu(network, user)
@@ -70,10 +71,14 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two different values of members."""
+def _is_sum(network: nn.Module, node: fx.Node) -> bool:
+    """Whether a node adds two different values of members, in place only if nothing else reads what it writes."""
     values = [value for value in node.args if isinstance(value, fx.Node) and value.meta["batch"]]
-    return node.target in (operator.add, torch.add) and len({*values}) == len(node.args) == 2 and not node.kwargs
+    if len({*values}) != len(node.args) or len(node.args) != 2 or node.kwargs:
+        return False
+    if node.target is operator.iadd:
+        return not is_read_elsewhere(values[0], dict(network.named_modules(remove_duplicate=False)))
+    return node.target in (operator.add, torch.add)
 
 
 def _is_relu(network: nn.Module, node: fx.Node) -> bool:
