@@ -84,6 +84,27 @@ def test_passes_of_runs_are_joined(backend):
     torch.testing.assert_close(result.outputs(x), torch.stack([result.run(run).predict(x) for run in range(3)]))
 
 
+class Scaled(nn.Module):
+    scale = 1.0
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_joined_passes_follow_settings_that_change():
+    def scaled():
+        return adapters.tabm(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), Scaled()).double())
+
+    settings = {**OPTIONS, "backend": "batched", "deterministic": True}
+    result = ds.sweep(scaled, data(), objective, grid=GRID, members=M, shared=adapters.SHARED, **settings)
+    body = result.groups[0].body
+    before = result.outputs(data()[0])
+    assert set(body.choices.joined.values()) == {"batched"}
+    (layer,) = (part for part in body.network.modules() if isinstance(part, Scaled))
+    layer.scale = 3.0
+    torch.testing.assert_close(result.outputs(data()[0]), 3 * before)
+
+
 def test_passes_that_cannot_be_joined_are_taken_one_after_another():
     class Branching(nn.Linear):
         def forward(self, x):

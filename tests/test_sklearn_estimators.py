@@ -1,5 +1,6 @@
 """Estimators with scikit-learn's interface: its own checks, and what they promise beyond those."""
 
+import copy
 import functools
 import io
 import pickle
@@ -348,6 +349,23 @@ def test_seeds_decide(classes):
     before = torch.get_rng_state()
     classifier(epochs=1).fit(x, y)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_settings_that_are_changed_after_training_wait_for_the_next_one(classes, values, tmp_path):
+    x, y = values
+    model = EnsembleRegressor(loss="quantile", quantile_levels=(0.05, 0.5, 0.95), **SMALL).fit(x, y)
+    expected = model.predict_interval(x, 0.9)
+    model.set_params(quantile_levels=(0.25, 0.5, 0.75), loss="mse")
+    model.save(tmp_path / "model")
+    for estimator in (model, copy.deepcopy(model), EnsembleRegressor.load(tmp_path / "model")):
+        assert estimator.get_params()["loss"] == "mse"
+        np.testing.assert_array_equal(estimator.predict_interval(x, 0.9), expected)
+    with pytest.raises(ValueError, match="level"):
+        model.predict_interval(x, 0.5)
+    assert model.fit(x, y).predict_uncertainty(x).total is None, "the next training takes them"
+    classifier = EnsembleClassifier(pool="score", **SMALL).fit(*classes)
+    expected = classifier.predict_proba(classes[0])
+    np.testing.assert_array_equal(classifier.set_params(pool="probability").predict_proba(classes[0]), expected)
 
 
 def test_pickles_and_copies_predict_the_same(fitted, classes):

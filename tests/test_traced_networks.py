@@ -14,18 +14,24 @@ BACKENDS = ("loop", "layerwise", "vmap", "batched", "auto")
 class Scaled(nn.Module):
     """A network with settings that its code reads, and a part with a mode of its own."""
 
+    shift = 0.5
+
     def __init__(self):
         super().__init__()
         self.first, self.part, self.last = nn.Linear(5, 8), nn.Sequential(nn.ReLU()), nn.Linear(8, 3)
         self.scale, self.powers, self.function = 1.0, [1.0, 1.0], torch.tanh
 
     def forward(self, x):
-        h = self.part(self.first(x)) * self.scale * self.powers[1]
+        h = self.part(self.first(x)) * self.scale * self.powers[1] + self.shift
         return self.last(self.function(h) * 2 if self.part.training else h)
 
 
 def rescaled(network):
     network.scale = 3.0
+
+
+def shifted(network):
+    network.shift = 2.0
 
 
 def with_powers(network):
@@ -44,7 +50,7 @@ def with_part_in_evaluation(network):
     network.part.eval()
 
 
-CHANGES = [rescaled, with_powers, with_function, with_layer, with_part_in_evaluation]
+CHANGES = [rescaled, shifted, with_powers, with_function, with_layer, with_part_in_evaluation]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -58,6 +64,17 @@ def test_settings_that_change_after_a_pass_count_in_the_next(backend, change):
     for member in members:
         change(member)
     expected = torch.stack([member(x) for member in members])
+    assert not torch.allclose(before, expected)
+    torch.testing.assert_close(ensemble(x), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_settings_of_a_class_that_change_after_a_pass_count_in_the_next(backend, monkeypatch):
+    ensemble = ds.Ensemble(Scaled, M, backend=backend).double()
+    x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    before = ensemble(x)
+    monkeypatch.setattr(Scaled, "shift", 2.0)
+    expected = torch.stack([ensemble.member(index)(x) for index in range(M)])
     assert not torch.allclose(before, expected)
     torch.testing.assert_close(ensemble(x), expected)
 

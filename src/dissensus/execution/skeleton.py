@@ -76,7 +76,7 @@ class Skeleton:
         """Buffers that a pass has made, and that members do not have yet."""
         self._hooks: list[Mapping[int, Any]] = [hooks for module in network.modules() for hooks in _hooks(module)]
         self._hook_counts = self._counted_hooks()
-        self._constants: dict[bool, list[tuple[dict[str, Any], str, Any]]] = {}
+        self._constants: dict[bool, list[tuple[Mapping[str, Any], str, Any]]] = {}
         """By mode: what a trace holds as constants, where it hangs, and what it was."""
         self._collecting = _Collecting()
         self._common: list[tuple[str, dict[str, Any], str]] = []
@@ -471,11 +471,22 @@ _STORES = {"_parameters", "_buffers", "_modules"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
 
-def _constants(before: Iterable[tuple[nn.Module, dict[str, Any], Any]]) -> list[tuple[dict[str, Any], str, Any]]:
-    """Plain settings, functions and submodules of modules, but for those that a pass has changed since ``before``."""
-    found: list[tuple[dict[str, Any], str, Any]] = []
+def _constants(before: Iterable[tuple[nn.Module, dict[str, Any], Any]]) -> list[tuple[Mapping[str, Any], str, Any]]:
+    """Plain settings, functions and submodules of modules, but for those that a pass has changed since ``before``.
+
+    Settings of a class count for its instances, until they have one of their own.
+    """
+    found: list[tuple[Mapping[str, Any], str, Any]] = []
+    classes: dict[type, list[str]] = {}
     for module, attributes, _ in before:
         store = vars(module)
+        for kind in type(module).__mro__:
+            if kind not in classes:
+                of_torch = kind is object or kind.__module__.partition(".")[0] == "torch"
+                settings = {} if of_torch else {n: v for n, v in vars(kind).items() if n[:2] != "__" and _is_plain(v)}
+                found += [(vars(kind), name, value) for name, value in settings.items()]
+                classes[kind] = list(settings)
+            found += [(store, name, None) for name in classes[kind] if name not in store]
         for name, value in attributes.items():
             if name not in _STORES and (_is_plain(value) or callable(value)) and store.get(name) is value:
                 found.append((store, name, copy.copy(value) if isinstance(value, list | dict) else value))

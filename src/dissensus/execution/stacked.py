@@ -339,6 +339,7 @@ class StackedMembers(nn.Module):
 
         if backend is not None or self.recompute or torch.compiler.is_compiling() or is_exporting():
             return each()
+        self._notice_changes()
         grad = torch.is_grad_enabled()
         mode = (self.backend, self.training, grad, per_member, len(shared), self.by_rule, *calls.form(x))
         if mode not in self.choices.joined:

@@ -130,6 +130,7 @@ class _Estimator(BaseEstimator):
         """
         going_on = bool(self.warm_start) and hasattr(self, "ensemble_")
         with self._all_or_nothing():
+            self._note_outputs()
             table = self._table(X, y, sample_weight, reset=not going_on)
             seed = self.seed_ + 1 if going_on else self._drawn_seed()
             ensemble = self._ensemble_to_train(seed, going_on=going_on)
@@ -140,6 +141,7 @@ class _Estimator(BaseEstimator):
     def _partial_fit(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> Self:
         first = not hasattr(self, "ensemble_")
         with self._all_or_nothing():
+            self._note_outputs()
             table = self._table(X, y, sample_weight, reset=first, classes=classes)
             seed = self._drawn_seed() if first else self.seed_ + 1
             ensemble = self._ensemble_to_train(seed, going_on=not first)
@@ -161,6 +163,7 @@ class _Estimator(BaseEstimator):
     def _keep(self, ensemble: Ensemble, history: History, seed: int, epochs: int) -> None:
         """Everything that a training leaves. A calibration belonged to other weights."""
         self.ensemble_, self.history_, self.seed_, self.n_iter_ = ensemble, history, seed, epochs
+        self._note_outputs()
         self.temperature_: float = 1.0
         self.conformal_: Conformal | None = None
 
@@ -223,6 +226,19 @@ class _Estimator(BaseEstimator):
         # Whether values may be missing is decided with the columns, where the message says what to do about them.
         return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
 
+    def _trained(self, name: str) -> Any:
+        """A setting as it was when members were trained: it tells what their outputs are, whatever is set later."""
+        return vars(self).get("outputs_", {}).get(name, getattr(self, name))
+
+    @property
+    def _loss_name(self) -> str:
+        return self._trained("loss")
+
+    def _note_outputs(self) -> None:
+        """Keep the settings that tell what outputs are."""
+        names = [name for name in ("loss", "pool", "quantile_levels") if hasattr(self, name)]
+        self.outputs_ = {name: getattr(self, name) for name in names}
+
     def _ensemble_to_train(self, seed: int, *, going_on: bool) -> Ensemble:
         members = checks.count("members", self.members)
         architecture = {"members": members, "hidden": list(widths(self.hidden))}
@@ -271,7 +287,7 @@ class _Estimator(BaseEstimator):
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _pool(self) -> Any:
-        return pool_of(self._loss(), self.pool)
+        return pool_of(self._loss(), self._trained("pool"))
 
     def _member_outputs(self, X: Any) -> Tensor:
         """Raw outputs of members ``[M, N, C]`` in float64 on the host."""
@@ -539,8 +555,8 @@ class EnsembleClassifier(ClassifierMixin, _Estimator):
         return len(self.classes_)
 
     def _loss(self) -> str:
-        checks.one_of("loss", self.loss, ("cross_entropy", "brier"))
-        return "bce" if self.multilabel_ else self.loss
+        checks.one_of("loss", self._loss_name, ("cross_entropy", "brier"))
+        return "bce" if self.multilabel_ else self._loss_name
 
     _output_loss = _loss
 
@@ -751,7 +767,7 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
         del targets
 
     def _levels(self) -> tuple[float, ...]:
-        levels = losses.check_levels(self.quantile_levels)
+        levels = losses.check_levels(self._trained("quantile_levels"))
         if not levels[0] <= 0.5 <= levels[-1]:
             fix = "Predictions are medians; add 0.5."
             checks.refuse("quantile_levels", "reach from 0.5 or below to 0.5 or above", str(levels), fix)
@@ -759,18 +775,24 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
 
     def _outputs(self) -> int:
         self._loss()
-        return self.n_outputs_ * {"gaussian_nll": 2, "quantile": len(self.quantile_levels)}.get(self.loss, 1)
+        return self.n_outputs_ * {"gaussian_nll": 2, "quantile": len(self._trained("quantile_levels"))}.get(
+            self._loss_name, 1
+        )
 
     def _loss(self) -> Any:
-        checks.one_of("loss", self.loss, ("mse", "gaussian_nll", "quantile"))
-        if self.loss == "quantile":
+        checks.one_of("loss", self._loss_name, ("mse", "gaussian_nll", "quantile"))
+        if self._loss_name == "quantile":
             return functools.partial(losses.quantile, levels=self._levels())
         # The mean over targets is the sum up to a factor, and the sum needs no warning about an older release.
-        return "squared_error" if self.loss == "mse" else self.loss
+        return "squared_error" if self._loss_name == "mse" else self._loss_name
 
     def _output_loss(self) -> Any:
         """The loss that outputs in the unit of y belong to."""
-        return functools.partial(losses.gaussian_nll, floor=NO_FLOOR) if self.loss == "gaussian_nll" else self._loss()
+        return (
+            functools.partial(losses.gaussian_nll, floor=NO_FLOOR)
+            if self._loss_name == "gaussian_nll"
+            else self._loss()
+        )
 
     def _task(self) -> Any:
         return "regression"
@@ -778,10 +800,10 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
     def _in_units(self, outputs: Tensor) -> Tensor:
         """Outputs of members in the unit of y."""
         scale, mean = torch.from_numpy(self.y_scale_), torch.from_numpy(self.y_mean_)
-        if self.loss == "quantile":
+        if self._loss_name == "quantile":
             targets = outputs.unflatten(-1, (self.n_outputs_, -1))
             return (targets * scale.unsqueeze(-1) + mean.unsqueeze(-1)).flatten(-2)
-        if self.loss != "gaussian_nll":
+        if self._loss_name != "gaussian_nll":
             return outputs * scale + mean
         means, log_variance = outputs.chunk(2, -1)
         floor = log_variance.new_full((), losses.VARIANCE_FLOOR).log()
@@ -790,7 +812,7 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
     def _calibrated_outputs(self, X: Any) -> Tensor:
         """Outputs of members in the unit of y; Gaussians are stretched about their mean by the temperature."""
         outputs = self._in_units(self._member_outputs(X))
-        if self.loss != "gaussian_nll" or self.temperature_ == 1.0:
+        if self._loss_name != "gaussian_nll" or self.temperature_ == 1.0:
             return outputs
         means, log_variance = outputs.chunk(2, -1)
         centre = means.mean(0)
@@ -799,9 +821,9 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
 
     def _points(self, outputs: Tensor) -> Tensor:
         """Point predictions ``[M, N, D]`` of outputs in the unit of y: means, or medians of quantiles."""
-        if self.loss == "gaussian_nll":
+        if self._loss_name == "gaussian_nll":
             return outputs.chunk(2, -1)[0]
-        if self.loss != "quantile":
+        if self._loss_name != "quantile":
             return outputs
         levels = self._levels()
         quantiles = outputs.unflatten(-1, (self.n_outputs_, -1)).sort(-1).values
@@ -830,7 +852,7 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
         for ``"quantile"``. For ``"mse"`` there are none, since the spread of members does not hold the noise of y.
         """
         check_is_fitted(self, "ensemble_")
-        if self.loss == "mse" and self.conformal_ is None:
+        if self._loss_name == "mse" and self.conformal_ is None:
             fix = "Call calibrate(X, y) with new rows first, or train with loss='gaussian_nll' or 'quantile'."
             checks.refuse("loss", "state the noise of targets for an interval", "'mse'", fix)
         low, high = self.predictive(X).interval(level)
@@ -849,9 +871,9 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
         prediction = self.predictive(X)
         epistemic = self._like_y(prediction.epistemic.numpy())
         lower = upper = None
-        if self.loss != "mse" or self.conformal_ is not None:
+        if self._loss_name != "mse" or self.conformal_ is not None:
             lower, upper = (self._like_y(end.numpy()) for end in prediction.interval(level))
-        if self.loss == "mse":
+        if self._loss_name == "mse":
             return Uncertainty(None, None, epistemic, np.sqrt(epistemic), lower, upper)
         aleatoric = self._like_y(prediction.aleatoric.numpy())
         total = aleatoric + epistemic
@@ -876,13 +898,13 @@ class EnsembleRegressor(RegressorMixin, _Estimator):
         targets = torch.tensor(self._checked_y(y))
         check_consistent_length(X, targets)
         first, second = torch.arange(0), torch.arange(len(targets))
-        if self.loss == "gaussian_nll":
+        if self._loss_name == "gaussian_nll":
             first, second = _halves(targets, self.seed_)
         self.temperature_, self.conformal_ = 1.0, None
         if len(first):
             means, log_variances = self._calibrated_outputs(_rows(X, first)).chunk(2, -1)
             self.temperature_ = temper_variance(means, log_variances.exp(), targets[first]).temperature or 1.0
-        method = "absolute" if method is None and self.loss == "mse" else method
+        method = "absolute" if method is None and self._loss_name == "mse" else method
         self.conformal_ = self._conformal_of(_rows(X, second), targets[second], method)
         return self
 

@@ -35,6 +35,7 @@ def write(path: str | Path, estimator: Any) -> None:
         "class": type(estimator).__name__,
         "params": {name: _encoded(name, value) for name, value in estimator.get_params(deep=False).items()},
         "fitted": {name: fitted[name] for name in PLAIN if name in fitted},
+        "outputs": {name: _encoded(name, value) for name, value in fitted.get("outputs_", {}).items()},
         "arrays": {name: _array_record(name, fitted[name]) for name in ARRAYS if name in fitted},
         "columns": estimator.columns_.record(),
         "conformal": None if estimator.conformal_ is None else estimator.conformal_.record(),
@@ -67,6 +68,8 @@ def read(path: str | Path, cls: Any, functions: Mapping[str, Any], device: str |
     arrays = {name: _array(entry) for name, entry in record["arrays"].items()}
     columns = Columns.of_record(record["columns"])
     vars(estimator).update({**record["fitted"], **arrays, "columns_": columns})
+    if record.get("outputs"):  # earlier files have none
+        estimator.outputs_ = {name: _decoded(value) for name, value in record["outputs"].items()}
     estimator.conformal_ = None if record["conformal"] is None else Conformal.of_record(record["conformal"])
     known = {field.name for field in dataclasses.fields(History)}
     estimator.history_ = History(**{name: value for name, value in record["history"].items() if name in known})
