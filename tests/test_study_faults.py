@@ -497,7 +497,7 @@ def test_sigint_during_the_imports_ends_the_program_quietly(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), source])}
     for start in ([*PROGRAM, "--help"], [sys.executable, str(script), "--help"]):
         ended = subprocess.run(
-            start, cwd=tmp_path, env=environment, capture_output=True, check=False, preexec_fn=default_sigint
+            start, cwd=tmp_path, env=environment, capture_output=True, check=False, preexec_fn=default_signals
         )
         assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
     library_user = subprocess.run(
@@ -506,13 +506,15 @@ def test_sigint_during_the_imports_ends_the_program_quietly(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=default_sigint,
+        preexec_fn=default_signals,
     )
     assert "KeyboardInterrupt" in library_user.stderr, "other programs see the interrupt"
 
 
-def default_sigint():
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets programs in the background ignore it
+def default_signals():
+    """A shell lets programs in the background ignore the first, and `nohup` the second."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_a_worker_whose_parent_has_ended_ends_before_its_imports(tmp_path):
@@ -554,18 +556,24 @@ def test_workers_end_with_their_command_on_every_signal(number, moment, tmp_path
     changes |= {"optimisation.epochs": 10**6, "optimisation.patience": 10**6, "optimisation.augment": []}  # no end
     words += [word for key, value in changes.items() for word in ("--set", f"{key}={spec.toml_value(value)}")]
     with (tmp_path / "log").open("w") as log:
-        started = subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=default_sigint)
+        started = subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=default_signals)
     workers, deadline = set(), time.monotonic() + 120
     root = run_folders.runs_folder()
-    while len(workers) < 2 or (moment == "late" and not list(root.rglob("checkpoints*"))):
-        assert started.poll() is None, (tmp_path / "log").read_text()
-        assert time.monotonic() < deadline
-        workers |= children_of(started.pid)
-        time.sleep(0.02)
-    started.send_signal(number)
-    code = started.wait(60)
-    assert code == (130 if number is signal.SIGINT else -number)
-    while any(map(is_alive, workers)):
-        assert time.monotonic() < deadline, "a worker lives on"
-        time.sleep(0.02)
+    try:
+        while len(workers) < 2 or (moment == "late" and not list(root.rglob("checkpoints*"))):
+            assert started.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline
+            workers |= children_of(started.pid)
+            time.sleep(0.02)
+        started.send_signal(number)
+        code = started.wait(60)
+        assert code == (130 if number is signal.SIGINT else -number)
+        while any(map(is_alive, workers)):
+            assert time.monotonic() < deadline, "a worker lives on"
+            time.sleep(0.02)
+    finally:  # a training without an end must not go on beside other tests
+        started.kill()
+        started.wait()
+        for worker in filter(is_alive, workers):
+            os.kill(worker, signal.SIGKILL)
     assert "Traceback" not in (tmp_path / "log").read_text()
