@@ -113,7 +113,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(changes, key, suggestio
 def test_a_key_like_no_other_is_refused_with_all_known_keys():
     text = message(search={"zzz": 1})
     assert "'search.zzz'" in text
-    assert "It may be one of trials, space" in text
+    assert "It may be one of trials, drawn, space" in text
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,8 @@ def test_max_memory_limits_runs_at_once_and_keeps_results(caplog):
         ds.sweep(build, data, augmented, **options)
     (message,) = [record.getMessage() for record in caplog.records if "at once" in record.getMessage()]
     assert message.startswith("5 runs of 3 members, about ")
-    per_run = float(message.split("about ")[1].split(" MiB")[0])
-    in_parts = ds.sweep(build, data, augmented, max_memory=int(2.5 * max(per_run, 0.05) * 2**20), **options)
+    per_run = int(message.split("about ")[1].split(" bytes each")[0].replace(",", ""))
+    in_parts = ds.sweep(build, data, augmented, max_memory=int(2.5 * per_run), **options)
     assert len(at_once.groups) == 1
     assert len(in_parts.groups) > 1
     for i in range(5):

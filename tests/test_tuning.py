@@ -270,7 +270,7 @@ def test_the_page_tells_the_gain_whatever_was_chosen():
     assert "All of them chose independent training" in tuned.page()
     chosen = tune(metric=spread, mode="min", allow_collusive=True, epochs=6)
     text = chosen.page().replace("&nbsp;", " ")
-    assert "It is " in text
+    assert "That gives " in text
     assert chosen.sentence.split(": ")[1].split(")")[0] in text
     assert "members&#x27; spread beyond the ensemble" in text or "members' spread beyond the ensemble" in text
 

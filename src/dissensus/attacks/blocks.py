@@ -22,8 +22,10 @@ from dissensus.execution.replay import GraphCache, Recording
 Step = Callable[[Any, Any, Tensor], Any]
 """``(state, kind, numbers) -> state``."""
 
-BLOCK = 10
-"""Steps between two checks of which examples are done. A CPU need not be waited for, and checks every step."""
+BLOCK, HOST_BLOCK = 10, 1
+"""Steps between two checks of which examples are done, on a GPU and on a CPU, which need not be waited for."""
+FEWEST = 2
+"""Examples that go on together, if there are so many: batch norm in training refuses one."""
 ANOTHER = 20
 """Steps that must remain to go on with half the rows, if that requires new graphs."""
 WORTH = 5
@@ -65,7 +67,7 @@ class Steps:
         if self.cache.enabled:
             rows = pad(rows, self._padded_size(count))
         all_rows = len(rows.done)
-        block = 1 if rows.done.device.type == "cpu" and not self.cache.enabled else BLOCK
+        block = HOST_BLOCK if rows.done.device.type == "cpu" and not self.cache.enabled else BLOCK
         result, places = rows, torch.arange(len(rows.done), device=rows.done.device)
         for index in range(steps):
             rows = self._next(rows, index)
@@ -110,6 +112,7 @@ class Steps:
     def _size(self, going: int, now: int, left: int) -> int:
         """The number of rows to go on with, at most as many as now, from the rows that are going and the steps left."""
         if not self.cache.enabled:
+            going = min(max(going, FEWEST), now)
             return going if (now - going) * left >= now else now  # copying takes less time than a step
         size = self._padded_size(going)
         return size if size in self.states or left >= ANOTHER else now

@@ -189,7 +189,7 @@ def _complete(file: Path, targets: Shaped[np.ndarray, "N *S"]) -> Shaped[np.ndar
         missing = np.array([value is None or value != value for value in targets])
     else:
         missing = np.isnan(targets) if targets.dtype.kind == "f" else np.zeros(len(targets), dtype=bool)
-        missing = missing.reshape(len(targets), -1).any(1)
+        missing = missing.any(tuple(range(1, missing.ndim)))
     if missing.any():
         refuse(file, "have a target in every row", f"none in row {int(missing.argmax())}", "Leave such rows out.")
     return targets.astype(str) if targets.dtype == object else targets
