@@ -77,12 +77,12 @@ LAYERS = [
     Layer("90 CNNs: second", 90, 64, 14, 16, 32),
     *resnet_layers("5 ResNet-18", 5, 128, [64, 128, 256, 512]),
 ]
+IMAGE_TILES = [Tile(64), Tile(128), Tile(256), Tile(256, 8)]
 TILES = {
-    "forward": [Tile(64), Tile(128), Tile(256), Tile(256, 8)],
-    "input gradient": [Tile(64), Tile(128), Tile(256), Tile(256, 8)],
-    "weight gradient": [Tile(rows, warps, columns) for rows, warps, columns in
-                        [(32, 4, 64), (64, 4, 64), (64, 4, 128), (32, 4, 128), (64, 8, 128)]],
-}  # fmt: skip
+    "forward": IMAGE_TILES,
+    "input gradient": IMAGE_TILES,
+    "weight gradient": [*stacked_layers.SUM_TILES.values(), Tile(64), Tile(32, columns=256, stages=4)],
+}
 
 
 KERNELS = stacked_layers.WAYS[KERNEL]

@@ -49,7 +49,6 @@ class Backend:
         on_cpu_only: Whether ``backend="auto"`` measures it on a CPU only.
         seconds_to_compile: About how long a network's first pass takes to compile. ``backend="auto"`` measures it where
             passes follow that may save more. None: nothing is compiled.
-        only_on_request: Whether ``backend="auto"`` leaves it out, since nobody has measured it where it is to be fast.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Backend:
     on_cuda_only: bool = False
     on_cpu_only: bool = False
     seconds_to_compile: Callable[[nn.Module], float] | None = None
-    only_on_request: bool = False
 
 
 LOOP = Backend("loop", run_loop, takes_every_network=True)
@@ -72,7 +70,7 @@ BACKENDS: dict[str, Backend] = {
         Backend("vmap", run_vmapped),
         Backend("layerwise", run_layerwise, on_cpu_only=True),
         Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
-        Backend("stacked", run_stacked, on_cuda_only=True, seconds_to_compile=seconds_to_compile, only_on_request=True),
+        Backend("stacked", run_stacked, on_cuda_only=True, seconds_to_compile=seconds_to_compile),
     )
 }
 """Backends by name; ``"auto"`` measures them in this order."""

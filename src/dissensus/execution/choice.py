@@ -271,7 +271,7 @@ def _measure_compiling(
     """
     on_cuda = first_tensor(trial.x).is_cuda
     for name, backend in BACKENDS.items():
-        elsewhere = backend.only_on_request or (backend.on_cpu_only if on_cuda else backend.on_cuda_only)
+        elsewhere = backend.on_cpu_only if on_cuda else backend.on_cuda_only
         best = min(milliseconds, key=milliseconds.__getitem__)
         if elsewhere or backend.seconds_to_compile is None or passes < FEWEST_COMPILED:
             continue

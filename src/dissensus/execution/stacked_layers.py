@@ -72,16 +72,18 @@ class Tile(NamedTuple):
     warps: int = 4
     columns: int = 64
     """Taps and channels of a program that computes gradients of weights."""
+    stages: int = 3
+    """Steps whose numbers are on their way at a time."""
+    programs: int = 1024
+    """Programs that fill a card, about; sums over rows are cut into parts to have as many."""
 
 
-IMAGE_TILE, SUM_TILE = Tile(), Tile(rows=64)
-"""Of kernels that compute images, and of those that sum over them."""
-TILES = {
-    KERNEL: (IMAGE_TILE, SUM_TILE),
-    f"{KERNEL}, small tiles": (Tile(64), Tile(32)),
-    f"{KERNEL}, large tiles": (Tile(256, 8), Tile(64, columns=128)),
-}
-"""Tiles that are timed."""
+IMAGE_TILE = Tile()
+"""Of kernels that compute images: within a tenth of the fastest tile for layers of ResNets on an H200."""
+SUM_TILES = {KERNEL: Tile(64, columns=128, programs=512), f"{KERNEL}, long tiles": Tile(128, stages=2)}
+"""Of kernels that compute gradients of weights; which one is faster depends on the layer."""
+PROGRAMS = 1024
+"""The same for sums of batch norm."""
 
 
 def convolution(
@@ -231,8 +233,7 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
     if not _is_timed(x):
         return Routes(GROUPED, GROUPED, GROUPED)
     fits = runs_kernels(x) and math.prod(_out_shape(x, weight, geometry)[1:]) <= MOST_NUMBERS
-    candidates = [*(TILES if fits else []), STREAMS, GROUPED]
-    by_rule = KERNEL if KERNEL in candidates and max(weight.shape[1:3]) <= NARROW else STREAMS
+    by_rule = KERNEL if fits and max(weight.shape[1:3]) <= NARROW else STREAMS
     if ways.by_rule:
         return Routes(by_rule, by_rule, by_rule)
     shape = "x".join(map(str, (*x.shape[:2], *x.shape[3:], *weight.shape[1:], *geometry.stride, *geometry.padding)))
@@ -241,6 +242,7 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
 
     def chosen(operation: str) -> str:
         key = f"{operation} {place}"
+        candidates = _candidates(operation, fits)
         if ways.get(key) not in candidates:  # one that was kept may need what this machine lacks
             if torch.cuda.is_current_stream_capturing():
                 return by_rule
@@ -252,6 +254,17 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
     if not torch.is_grad_enabled():
         return Routes(forward, by_rule, by_rule)
     return Routes(forward, chosen("input gradient"), chosen("weight gradient"))
+
+
+def _candidates(operation: str, fits: bool) -> list[str]:
+    """Ways that are timed, for tensors that fit kernels or do not.
+
+    >>> _candidates("forward", True), _candidates("weight gradient", True), _candidates("forward", False)
+    (['kernel', 'streams'], ['kernel', 'kernel, long tiles', 'streams'], ['streams', 'grouped'])
+    """
+    if not fits:
+        return [STREAMS, GROUPED]
+    return [*(SUM_TILES if operation == "weight gradient" else [KERNEL]), STREAMS]
 
 
 def _is_timed(x: Tensor) -> bool:
@@ -500,27 +513,24 @@ def _convolved(
         OUTS=outs,
         STEP=_step(inputs, weight.shape[3] * weight.shape[4]),
         num_warps=tile.warps,
+        num_stages=tile.stages,
         **_constants(weight, geometry, x),
     )
     return y
 
 
-PROGRAMS = 1024
-"""Programs that fill a card, about; sums over rows are cut into parts to have as many."""
-
-
-def _parts(rows: int, programs: int, step: int) -> tuple[int, int]:
+def _parts(rows: int, programs: int, step: int, wanted: int) -> tuple[int, int]:
     """The number of parts of rows, and rows of each, for a number of programs that there are anyway.
 
-    >>> _parts(65536, 60, 64), _parts(100, 60, 64), _parts(65536, 4096, 64)
+    >>> _parts(65536, 60, 64, 1024), _parts(100, 60, 64, 1024), _parts(65536, 4096, 64, 1024)
     ((18, 3648), (1, 128), (1, 65536))
     """
-    parts = max(1, min(-(-PROGRAMS // programs), rows // (4 * step)))
+    parts = max(1, min(-(-wanted // programs), rows // (4 * step)))
     each = -(-rows // (parts * step)) * step
     return -(-rows // each), each
 
 
-def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry, tile: Tile = SUM_TILE) -> Tensor:
+def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry, tile: Tile) -> Tensor:
     """The gradient of weights by one kernel, and one that adds parts; it has the layout of the weights."""
     members, outputs, inputs, lines, columns = weight.shape
     taps, size = lines * columns, lines * columns * inputs
@@ -536,7 +546,7 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
     rows = dy[0].numel() // outputs
     outs = min(_power(outputs), 64)
     programs = -(-outputs // outs) * -(-size // tile.columns)
-    splits, each = _parts(rows, programs * members, tile.rows)
+    splits, each = _parts(rows, programs * members, tile.rows, tile.programs)
     parts = dw if splits == 1 else x.new_empty((splits, dw.numel()), dtype=torch.float32)
     _launch(
         "weigh",
@@ -546,11 +556,13 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
         parts,
         members,
         rows,
-        *x.shape[3:],
-        *dy.shape[3:],
         x_member,
         1 if last else taps,
         inputs if last else 1,
+        HEIGHT=x.shape[3],
+        WIDTH=x.shape[4],
+        FROM_HEIGHT=dy.shape[3],
+        FROM_WIDTH=dy.shape[4],
         INPUTS=inputs,
         OUTPUTS=outputs,
         EACH=each,
@@ -558,6 +570,7 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
         OUTS=outs,
         STEP=tile.columns,
         num_warps=tile.warps,
+        num_stages=tile.stages,
         **_constants(weight, geometry, x),
     )
     if splits > 1:
@@ -854,7 +867,7 @@ def _dense_rows(tensor: Tensor) -> Tensor:
 
 def _norm_parts(x: Tensor, rows: int, lines: int, blocks: int) -> tuple[Tensor, int, int]:
     """Memory for two sums of every channel, the number of parts of rows, and rows of each."""
-    splits, each = _parts(rows, len(x) * blocks, lines)
+    splits, each = _parts(rows, len(x) * blocks, lines, PROGRAMS)
     return x.new_empty((splits, len(x), 2, x.shape[2]), dtype=torch.float32), splits, each
 
 
@@ -868,7 +881,7 @@ def kernels_with(image_tile: Tile, sum_tile: Tile) -> Way:
 
 
 WAYS: dict[str, Way] = {
-    **{name: kernels_with(*tiles) for name, tiles in TILES.items()},
+    **{name: kernels_with(IMAGE_TILE, tile) for name, tile in SUM_TILES.items()},
     STREAMS: Way(_streams_forward, _streams_input_gradient, _streams_weight_gradient),
     GROUPED: Way(_grouped_forward, _grouped_input_gradient, _grouped_weight_gradient),
 }

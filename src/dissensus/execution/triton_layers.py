@@ -76,7 +76,8 @@ def convolve(
     for first in range(0, LINES * COLUMNS * INPUTS, STEP):
         if INPUTS % STEP == 0:  # one tap in each step
             tap = first // INPUTS
-            channel = first % INPUTS + tl.arange(0, STEP)
+            # A compiler that knows the alignment reads 16 bytes at a time, and the next step's while it multiplies.
+            channel = tl.multiple_of(first % INPUTS, STEP) + tl.arange(0, STEP)
             from_line, fits_line = source(line, tap // COLUMNS, LINE_STRIDE, LINE_PADDING, TRANSPOSED)
             from_column, fits_column = source(column, tap % COLUMNS, COLUMN_STRIDE, COLUMN_PADDING, TRANSPOSED)
             inside = known_row & fits_line & fits_column & (from_line < height) & (from_column < width)
@@ -114,13 +115,13 @@ def weigh(
     parts,
     members,
     rows,
-    height,
-    width,
-    from_height,
-    from_width,
     x_member,
     part_in,
     part_tap,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FROM_HEIGHT: tl.constexpr,
+    FROM_WIDTH: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     LINES: tl.constexpr,
@@ -137,7 +138,7 @@ def weigh(
 ):
     """A tile of the gradient of one member's weights, summed over a part of the rows; `add_parts` adds the parts.
 
-    ``dy [from_height, from_width, OUTPUTS]`` is the gradient of outputs of ``x [height, width, INPUTS]``. Taps and
+    ``dy [FROM_HEIGHT, FROM_WIDTH, OUTPUTS]`` is the gradient of outputs of ``x [HEIGHT, WIDTH, INPUTS]``. Taps and
     channels are one axis, so that a tile of few channels has several taps. A part has EACH rows, a multiple of ROWS.
     """
     size: tl.constexpr = LINES * COLUMNS * INPUTS
@@ -153,15 +154,15 @@ def weigh(
     for first in range(0, EACH, ROWS):
         row = split * EACH + first + tl.arange(0, ROWS)
         known_row = row < rows
-        image, place = row // (from_height * from_width), row % (from_height * from_width)
+        image, place = row // (FROM_HEIGHT * FROM_WIDTH), row % (FROM_HEIGHT * FROM_WIDTH)
         line, fits_line = source(
-            (place // from_width)[:, None], (tap // COLUMNS)[None, :], LINE_STRIDE, LINE_PADDING, False
+            (place // FROM_WIDTH)[:, None], (tap // COLUMNS)[None, :], LINE_STRIDE, LINE_PADDING, False
         )
         column, fits_column = source(
-            (place % from_width)[:, None], (tap % COLUMNS)[None, :], COLUMN_STRIDE, COLUMN_PADDING, False
+            (place % FROM_WIDTH)[:, None], (tap % COLUMNS)[None, :], COLUMN_STRIDE, COLUMN_PADDING, False
         )
-        inside = known_row[:, None] & known[None, :] & fits_line & fits_column & (line < height) & (column < width)
-        at = ((image[:, None] * height + line) * width + column) * INPUTS + channel[None, :]
+        inside = known_row[:, None] & known[None, :] & fits_line & fits_column & (line < HEIGHT) & (column < WIDTH)
+        at = ((image[:, None] * HEIGHT + line) * WIDTH + column) * INPUTS + channel[None, :]
         b = tl.load(x_at + at, mask=inside, other=0.0)
         at = row[:, None] * OUTPUTS + out[None, :]
         a = tl.load(dy_at + at, mask=known_row[:, None] & known_out[None, :], other=0.0)
