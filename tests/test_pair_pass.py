@@ -71,9 +71,24 @@ def test_what_is_checked_is_checked_either_way(monkeypatch):
         ds.objectives.ldr(logits[:1], labels, strength=1.0)
 
 
-def test_nothing_is_fused_before_a_card_has_measured_it():
-    assert pair_pass.FUSED is False
+def test_logits_on_a_cpu_are_not_fused():
     assert not pair_pass.takes(case(dtype=torch.float32)[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_the_objective_on_a_gpu_is_that_in_float64(scale, monkeypatch):
+    logits, labels = case(5, 64, 1000, scale)
+    exact = ds.objectives.ldr(logits, labels, strength=0.7).total
+    on_gpu, labels = logits.detach().float().cuda().requires_grad_(), labels.cuda()
+    gradient = torch.autograd.grad(exact, logits)[0].float()
+    for fused in (True, False):
+        monkeypatch.setattr(pair_pass, "FUSED", fused)
+        assert pair_pass.takes(on_gpu) is fused
+        total = ds.objectives.ldr(on_gpu, labels, strength=0.7).total
+        torch.testing.assert_close(total.cpu().double(), exact, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.autograd.grad(total, on_gpu)[0].cpu(), gradient, rtol=1e-3, atol=1e-5)
+    assert not pair_pass._refused
 
 
 KERNELS = """
@@ -118,3 +133,4 @@ def test_gradients_are_those_of_differences():
     logits, labels = case(3, 2, 4)
     function = functools.partial(pair_pass.pair_statistics, labels=labels)
     torch.autograd.gradcheck(lambda z: tuple(function(z))[:3], (logits,))
+    torch.autograd.gradgradcheck(lambda z: tuple(function(z))[:3], (logits,))

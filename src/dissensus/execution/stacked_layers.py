@@ -175,9 +175,17 @@ class _Convolution(torch.autograd.Function):
         (dy,), (x, weight) = grads, ctx.saved_tensors
         dy = _channels_last(dy)
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        jobs: list[Callable[[], Tensor]] = []
+        if of_x:
+            jobs.append(lambda: _InputGradient.apply(dy, weight, x.shape, ctx.geometry, ctx.routes))
+        if of_weight:
+            jobs.append(lambda: _WeightGradient.apply(x, dy, weight.detach(), ctx.geometry, ctx.routes))
+        # Kernels of few members leave room on a card. Gradients that are differentiated again keep to one stream.
+        together = len(jobs) > 1 and not torch.is_grad_enabled()
+        results = iter(side_by_side(jobs, dy.device) if together else [job() for job in jobs])
         return (
-            _InputGradient.apply(dy, weight, x.shape, ctx.geometry, ctx.routes) if of_x else None,
-            _WeightGradient.apply(x, dy, weight.detach(), ctx.geometry, ctx.routes) if of_weight else None,
+            next(results) if of_x else None,
+            next(results) if of_weight else None,
             dy.sum((1, 3, 4)) if of_bias else None,
             None,
             None,

@@ -18,12 +18,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd.function import once_differentiable
 
 log = logging.getLogger("dissensus")
 
-FUSED = False
-"""Whether logits on a GPU are read by one kernel. It is off until a card has measured it to be faster."""
+FUSED = True
+"""Whether logits on a GPU are read by one kernel; benchmarks and tests switch it off."""
 MOST_CLASSES = 2**14
 """The largest number of classes of one row, which a kernel holds at once."""
 _refused: list[str] = []
@@ -82,10 +81,12 @@ class _Pass(torch.autograd.Function):
         return at_label, at_predicted, log_rest, predicted
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         logits, labels, log_sum, log_rest, predicted = ctx.saved_tensors
         of_label, of_predicted, of_rest, _ = grads
+        if torch.is_grad_enabled():  # this gradient may be differentiated: torch knows how
+            results = _differentiable(logits, labels, predicted)
+            return torch.autograd.grad(results, logits, grads[:3], create_graph=True)[0], None
         of_all = -(of_label + of_rest + of_predicted.sum(2))
         grad = _backward(logits, labels, log_sum, log_rest, predicted, of_label, of_rest, of_all)
         return grad.scatter_add_(2, predicted.T.expand(len(predicted), -1, -1), of_predicted), None
@@ -100,9 +101,23 @@ def _forward(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
         if _launch("forward_rows", members * batch, classes, arguments):
             return log_sum, at_label, log_rest, predicted
     log_sum, predicted = logits.logsumexp(-1), logits.argmax(-1)
-    at_label = logits.gather(2, labels.expand(members, -1).unsqueeze(2)).squeeze(2) - log_sum
-    log_rest = logits.scatter(2, predicted.unsqueeze(2), -math.inf).logsumexp(-1) - log_sum
-    return log_sum, at_label, log_rest, predicted
+    return log_sum, _at_label(logits, labels) - log_sum, _log_rest(logits, predicted) - log_sum, predicted
+
+
+def _at_label(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.gather(2, labels.expand(len(logits), -1).unsqueeze(2)).squeeze(2)
+
+
+def _log_rest(logits: Tensor, predicted: Tensor) -> Tensor:
+    """log Σ exp z over all classes but the predicted one."""
+    return logits.scatter(2, predicted.unsqueeze(2), -math.inf).logsumexp(-1)
+
+
+def _differentiable(logits: Tensor, labels: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p at labels, log p at predicted classes and log(1 − p), by operations that torch differentiates twice."""
+    log_sum = logits.logsumexp(-1)
+    at_predicted = logits.gather(2, predicted.T.expand(len(predicted), -1, -1)) - log_sum.unsqueeze(2)
+    return _at_label(logits, labels) - log_sum, at_predicted, _log_rest(logits, predicted) - log_sum
 
 
 def _backward(

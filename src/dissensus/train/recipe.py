@@ -482,8 +482,7 @@ class Recipe:
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         body.recompute, body.compiling = self.updates.recompute, self.updates.compile
         if self.updates.compile == "auto":
-            # Other processes would wait for one that compiles. On GPUs it has not been measured yet.
-            body.compiling = "auto" if ranks is None and device.type == "cpu" else False
+            body.compiling = "auto" if ranks is None else False  # other processes would wait for one that compiles
         tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
