@@ -28,9 +28,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import dissensus as ds
-from dissensus.execution import stacked_layers
+from dissensus.execution import stacked_convolution, triton_launch
 from dissensus.execution.loop import side_by_side
-from dissensus.execution.stacked_layers import GROUPED, KERNEL, STREAMS, Geometry, NormSettings, Tile, Way
+from dissensus.execution.stacked_convolution import GROUPED, KERNEL, STREAMS, Geometry, Tile, Way
+from dissensus.execution.stacked_norm import NormSettings, kernel_norm, kernel_norm_gradient
 from dissensus.execution.tf32 import tf32
 
 DEVICE = torch.device("cuda")
@@ -81,11 +82,11 @@ IMAGE_TILES = [Tile(64), Tile(128), Tile(256), Tile(256, 8)]
 TILES = {
     "forward": IMAGE_TILES,
     "input gradient": IMAGE_TILES,
-    "weight gradient": [*stacked_layers.SUM_TILES.values(), Tile(64), Tile(32, columns=256, stages=4)],
+    "weight gradient": [*stacked_convolution.SUM_TILES.values(), Tile(64), Tile(32, columns=256, stages=4)],
 }
 
 
-KERNELS = stacked_layers.WAYS[KERNEL]
+KERNELS = stacked_convolution.WAYS[KERNEL]
 
 
 def drawn(*shape: int) -> Tensor:
@@ -125,14 +126,14 @@ def errors_of(layer: Layer, tensors: tuple[Tensor, Tensor, Tensor]) -> dict[str,
     """Relative errors of kernels, beside float32 convolutions of the same numbers by cuDNN without TF32."""
     exact = tensors[0].float(), tensors[1].float(), tensors[2].float()
     with tf32(on=False):
-        theirs = {name: run() for name, run in operations(stacked_layers.WAYS[STREAMS], layer, exact).items()}
+        theirs = {name: run() for name, run in operations(stacked_convolution.WAYS[STREAMS], layer, exact).items()}
     kernels = operations(KERNELS, layer, tensors)
     return {name: error(run(), theirs[name]) for name, run in kernels.items()}
 
 
 def microseconds(function: Callable[[], object]) -> float | str:
     try:
-        return 1e3 * stacked_layers.replay_milliseconds(function, rounds=20)
+        return 1e3 * stacked_convolution.replay_milliseconds(function, rounds=20)
     except Exception as reason:  # a kernel may not compile for a size
         return (str(reason).splitlines() or [type(reason).__name__])[0][:120]
 
@@ -141,11 +142,11 @@ def timed(layer: Layer, tensors: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any
     """Microseconds of each operation in each way."""
     times: dict[str, dict[str, Any]] = {name: {} for name in TILES}
     for way in (STREAMS, GROUPED):
-        for name, run in operations(stacked_layers.WAYS[way], layer, tensors).items():
+        for name, run in operations(stacked_convolution.WAYS[way], layer, tensors).items():
             times[name][way] = microseconds(run)
     for name, tiles in TILES.items():
         for tile in tiles:
-            run = operations(stacked_layers.kernels_with(tile, tile), layer, tensors)[name]
+            run = operations(stacked_convolution.kernels_with(tile, tile), layer, tensors)[name]
             times[name][f"kernel {'/'.join(map(str, tile))}"] = microseconds(run)
     return times | timed_norm(layer, tensors[2])
 
@@ -157,12 +158,12 @@ def timed_norm(layer: Layer, x: Tensor) -> dict[str, Any]:
     statistics = mean, torch.ones_like(mean)
 
     def forward() -> tuple[Tensor, Tensor, Tensor]:
-        return stacked_layers.kernel_norm(x, weight, bias, residual, statistics, SETTINGS)
+        return kernel_norm(x, weight, bias, residual, statistics, SETTINGS)
 
     y, centre, rstd = forward()
 
     def backward() -> object:
-        return stacked_layers.kernel_norm_gradient(x, y, dy, centre, rstd, weight, True, SETTINGS)
+        return kernel_norm_gradient(x, y, dy, centre, rstd, weight, True, SETTINGS)
 
     a, r = (tensor.detach().requires_grad_() for tensor in (x, residual))
     g, b = (tensor.clone().requires_grad_() for tensor in (weight, bias))
@@ -240,7 +241,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": stacked_layers.kernels() and __import__("triton").__version__,
+        "triton": triton_launch.kernels() and __import__("triton").__version__,
         **library(),
     }
     print(", ".join(f"{key} {value}" for key, value in made.items()), flush=True)

@@ -20,8 +20,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import dissensus as ds
-from dissensus.execution import BACKENDS, Backend, choice, stacked_layers
-from dissensus.execution.stacked_layers import GROUPED, KERNEL, STREAMS, Geometry, Routes, Way
+from dissensus.execution import BACKENDS, Backend, choice, stacked_convolution, stacked_norm, triton_launch
+from dissensus.execution.stacked_convolution import GROUPED, KERNEL, STREAMS, Geometry, Routes, Way
 from dissensus.execution.stacked_pass import FORMS, run_stacked, seconds_to_compile
 from dissensus.execution.tf32 import tf32
 from dissensus.execution.ways import Ways
@@ -96,7 +96,7 @@ def convolution_errors(case, *, dtype=torch.float64, shared=False, last=False, d
     aim = drawn(*expected.shape, dtype=dtype, device=device)
     gradients = torch.autograd.grad(expected, leaves, aim.double().cpu())
     own = [weight.requires_grad_(), bias.requires_grad_()] + ([] if shared else [x.requires_grad_()])
-    y = stacked_layers.convolution(
+    y = stacked_convolution.convolution(
         x.expand(members, -1, -1, -1, -1) if shared else x, weight, bias, stride, padding, Ways()
     )
     assert y.movedim(2, -1).is_contiguous()
@@ -123,7 +123,7 @@ def norm_errors(case, *, dtype=torch.float64, device="cpu"):
     for leaf in leaves:
         leaf.requires_grad_()
     how = {"training": training, "momentum": 0.1, "eps": 1e-5, "relu": relu}
-    y = stacked_layers.batch_norm(x, tuple(statistics), tuple(affine), residual, **how)
+    y = stacked_norm.batch_norm(x, tuple(statistics), tuple(affine), residual, **how)
     ours = torch.autograd.grad(y, leaves, aim)
     pairs = [(y, expected), *zip(ours, gradients, strict=True), *zip(statistics, moved, strict=True)]
     return [relative_error(mine, theirs) for mine, theirs in pairs]
@@ -132,7 +132,7 @@ def norm_errors(case, *, dtype=torch.float64, device="cpu"):
 @pytest.fixture
 def routed(monkeypatch):
     """Let all convolutions run in one way."""
-    return lambda way: monkeypatch.setattr(stacked_layers, "_routes", lambda *_: Routes(way, way, way))
+    return lambda way: monkeypatch.setattr(stacked_convolution, "_routes", lambda *_: Routes(way, way, way))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -154,7 +154,7 @@ def test_gradients_of_convolutions_are_those_of_differences(way, routed):
     x, weight, bias = (drawn(2, *shape).requires_grad_() for shape in [(2, 2, 4, 3), (3, 2, 3, 2), (3,)])
 
     def function(x, weight, bias):
-        return stacked_layers.convolution(x, weight, bias, (2, 1), (1, 1), Ways())
+        return stacked_convolution.convolution(x, weight, bias, (2, 1), (1, 1), Ways())
 
     torch.autograd.gradcheck(function, (x, weight, bias))
     torch.autograd.gradgradcheck(function, (x, weight, bias))
@@ -162,7 +162,7 @@ def test_gradients_of_convolutions_are_those_of_differences(way, routed):
 
 def test_gradients_of_an_expanded_batch_are_each_members():
     x, weight = drawn(1, 2, 3, 5, 5).expand(M, -1, -1, -1, -1).requires_grad_(), drawn(M, 4, 3, 3, 3)
-    y = stacked_layers.convolution(x, weight, None, (1, 1), (1, 1), Ways())
+    y = stacked_convolution.convolution(x, weight, None, (1, 1), (1, 1), Ways())
     (gradient,) = torch.autograd.grad(y.square().sum(), x)
     own = x.detach().clone().requires_grad_()
     expected = convolved_by_hand(own, weight, [None] * M, 1, 1)
@@ -171,7 +171,7 @@ def test_gradients_of_an_expanded_batch_are_each_members():
 
 def test_a_batch_that_members_share_is_not_copied():
     x = drawn(1, 2, 3, 4, 4).expand(M, -1, -1, -1, -1)
-    last = stacked_layers._channels_last(x, torch.float32)
+    last = stacked_convolution._channels_last(x, torch.float32)
     assert last.untyped_storage().nbytes() == 4 * x[0].numel()
     assert last[0].movedim(1, -1).is_contiguous()
 
@@ -505,20 +505,20 @@ def test_the_fastest_way_is_taken_and_what_fails_is_left_out(monkeypatch, caplog
         owner = function.func.__name__
         return 1.0 if "streams" in owner else 2.0
 
-    monkeypatch.setattr(stacked_layers, "replay_milliseconds", timed)
-    monkeypatch.setattr(stacked_layers, "_fastest_before", {})
-    stacked_layers._tell.cache_clear()
-    monkeypatch.setitem(stacked_layers.WAYS, KERNEL, Way(failing, failing, failing))
+    monkeypatch.setattr(stacked_convolution, "replay_milliseconds", timed)
+    monkeypatch.setattr(stacked_convolution, "_fastest_before", {})
+    stacked_convolution._tell.cache_clear()
+    monkeypatch.setitem(stacked_convolution.WAYS, KERNEL, Way(failing, failing, failing))
     x, weight, geometry = drawn(M, 2, 3, 5, 5), drawn(M, 4, 3, 3, 3), Geometry((1, 1), (1, 1))
     for operation in ("forward", "input gradient", "weight gradient"):
         with caplog.at_level(logging.WARNING, "dissensus"):
-            fastest = stacked_layers._fastest(operation, [KERNEL, GROUPED, STREAMS], x, weight, geometry)
+            fastest = stacked_convolution._fastest(operation, [KERNEL, GROUPED, STREAMS], x, weight, geometry)
         assert fastest == STREAMS
     assert caplog.text.count("convolutions do not all run in the way 'kernel': no compiler here") == 1
-    monkeypatch.setattr(stacked_layers, "replay_milliseconds", failing)
-    assert stacked_layers._fastest("forward", [GROUPED], x, weight, geometry) == STREAMS, "it is timed once"
+    monkeypatch.setattr(stacked_convolution, "replay_milliseconds", failing)
+    assert stacked_convolution._fastest("forward", [GROUPED], x, weight, geometry) == STREAMS, "it is timed once"
     with pytest.raises(RuntimeError, match="no compiler here"):
-        stacked_layers._fastest("forward", [GROUPED], x[:1], weight[:1], geometry)
+        stacked_convolution._fastest("forward", [GROUPED], x[:1], weight[:1], geometry)
 
 
 @pytest.fixture
@@ -532,11 +532,11 @@ def as_on_a_gpu(monkeypatch):
         timed.append((operation, x.shape[2]))
         return STREAMS
 
-    monkeypatch.setattr(stacked_layers, "_is_timed", lambda x: True)
-    monkeypatch.setattr(stacked_layers, "_fastest", fastest)
-    monkeypatch.setattr(stacked_layers, "runs_kernels", lambda x: x.ndim == 5 and x.is_floating_point())
+    monkeypatch.setattr(stacked_convolution, "_is_timed", lambda x: True)
+    monkeypatch.setattr(stacked_convolution, "_fastest", fastest)
+    monkeypatch.setattr(triton_launch, "runs_kernels", lambda x: x.ndim == 5 and x.is_floating_point())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    monkeypatch.setitem(stacked_layers.WAYS, KERNEL, stacked_layers.WAYS[GROUPED])
+    monkeypatch.setitem(stacked_convolution.WAYS, KERNEL, stacked_convolution.WAYS[GROUPED])
     return timed, capturing
 
 
@@ -571,9 +571,9 @@ def test_the_rule_takes_kernels_for_few_channels(as_on_a_gpu):
     ways.by_rule = True
     for channels, way in ((64, KERNEL), (65, STREAMS)):
         x, weight = drawn(M, 1, channels, 1, 1), drawn(M, 2, channels, 1, 1)
-        assert stacked_layers._routes(x, weight, Geometry((1, 1), (0, 0)), ways) == Routes(way, way, way)
+        assert stacked_convolution._routes(x, weight, Geometry((1, 1), (0, 0)), ways) == Routes(way, way, way)
         y = drawn(M, channels, 2, 1, 1)
-        assert stacked_layers._routes(x[:, :, :2], y, Geometry((1, 1), (0, 0)), ways).forward == way
+        assert stacked_convolution._routes(x[:, :, :2], y, Geometry((1, 1), (0, 0)), ways).forward == way
 
 
 def test_ways_are_kept_with_choices(tmp_path):
@@ -606,16 +606,16 @@ def test_passes_take_ways_from_choices_and_a_rule_where_wanted():
 def kernels_checked():
     """Run by Triton's interpreter: kernels on small tensors, and passes of whole networks."""
     launched, sentinel = [], 1e30
-    module = stacked_layers.kernels()
+    module = triton_launch.kernels()
 
     class Counted:
         def __getattr__(self, name):
             launched.append(name)
             return getattr(module, name)
 
-    stacked_layers.kernels = Counted
-    stacked_layers.runs_kernels = lambda x: x.dtype == torch.float32
-    stacked_layers._routes = lambda *_: Routes(KERNEL, KERNEL, KERNEL)
+    triton_launch.kernels = Counted
+    triton_launch.runs_kernels = lambda x: x.dtype == torch.float32
+    stacked_convolution._routes = lambda *_: Routes(KERNEL, KERNEL, KERNEL)
     guarded, new_empty = [], torch.Tensor.new_empty
 
     def with_guards(self, *size, dtype=None, **options):
@@ -635,7 +635,7 @@ def kernels_checked():
         guarded.clear()
 
     torch.Tensor.new_empty = with_guards
-    stacked_layers.PROGRAMS = 8  # sums of small tensors have parts too
+    stacked_norm.PROGRAMS = 8  # sums of small tensors have parts too
     for name, (shared, last) in itertools.product(CONVOLUTIONS, [(False, False), (True, True)]):
         errors = convolution_errors(CONVOLUTIONS[name], dtype=torch.float32, shared=shared, last=last)
         assert max(errors) < 1e-6, (name, shared, last, errors)
@@ -668,7 +668,7 @@ def assert_nan_is_not_hidden(device):
     x = torch.tensor([torch.nan, -1.0, 2.0], device=device).view(1, 3, 1).requires_grad_()
     zeros, ones = torch.zeros(1, 1, device=device), torch.ones(1, 1, device=device)
     how = {"training": False, "momentum": 0.1, "eps": 0.0, "relu": True}
-    y = stacked_layers.batch_norm(x, (zeros, ones), (ones, zeros), **how)
+    y = stacked_norm.batch_norm(x, (zeros, ones), (ones, zeros), **how)
     assert y.isnan().flatten().tolist() == [True, False, False], "NaN is not hidden by ReLU"
     (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert gradient.flatten().tolist() == [1, 0, 1], "as torch's ReLU has it"
@@ -694,7 +694,7 @@ def kernels_compiled():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module, launches = stacked_layers.kernels(), {}
+    module, launches = triton_launch.kernels(), {}
 
     class Recorded:
         def __getattr__(self, name):
@@ -723,9 +723,9 @@ def kernels_compiled():
             options = {"num_warps": num_warps, "num_stages": num_stages}
             launches[key] = (ASTSource(self.function, signature, constants), options)
 
-    stacked_layers.kernels = Recorded
-    stacked_layers.runs_kernels = lambda x: x.dtype in stacked_layers.DTYPES
-    stacked_layers._routes = lambda *_: Routes(KERNEL, KERNEL, KERNEL)
+    triton_launch.kernels = Recorded
+    triton_launch.runs_kernels = lambda x: x.dtype in triton_launch.DTYPES
+    stacked_convolution._routes = lambda *_: Routes(KERNEL, KERNEL, KERNEL)
     for dtype in (torch.bfloat16, torch.float32):
         convolution_errors(CONVOLUTIONS["stride 2, odd"], dtype=dtype)
         convolution_errors(CONVOLUTIONS["parts"], dtype=dtype)
@@ -750,10 +750,10 @@ def loads_are_wide():
     constants |= {"COLUMN_STRIDE": 1, "LINE_PADDING": 1, "COLUMN_PADDING": 1, "TRANSPOSED": False, "HAS_BIAS": False}
     constants |= {"PRECISION": "tf32", "OUTS": 16, "EACH": 1024, "HEIGHT": 32, "WIDTH": 32}
     constants |= {"FROM_HEIGHT": 32, "FROM_WIDTH": 32}
-    tile = stacked_layers.SUM_TILES[KERNEL]
+    tile = stacked_convolution.SUM_TILES[KERNEL]
     sizes = {"convolve": {"ROWS": 128, "STEP": 16}, "weigh": {"ROWS": tile.rows, "STEP": tile.columns}}
     for name, size in sizes.items():
-        function = getattr(stacked_layers.kernels(), name)
+        function = getattr(triton_launch.kernels(), name)
         fixed = {key: value for key, value in (constants | size).items() if key in function.arg_names}
         signature = {
             key: "i32" if key in whole else "*fp32" if key == "parts" else "*bf16" for key in function.arg_names

@@ -17,7 +17,8 @@ from dissensus.calls import NetworkInputs
 from dissensus.execution.aliases import is_read_elsewhere
 from dissensus.execution.common_graph import is_common, keys_of
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
-from dissensus.execution.stacked_layers import batch_norm, convolution
+from dissensus.execution.stacked_convolution import convolution
+from dissensus.execution.stacked_norm import batch_norm
 from dissensus.execution.weights import Weights
 from dissensus.execution.wide import BATCH_NORMS, Forms, is_plain, run_wide
 

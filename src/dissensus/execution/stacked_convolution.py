@@ -1,11 +1,10 @@
-"""Convolutions and batch norm of all members at once, ``[M, B, C, H, W]``, with their gradients.
+"""Convolutions of all members at once, ``[M, B, C, H, W]``, with their gradients.
 
 A convolution has three operations: outputs, the gradient of inputs and that of weights. Each is linear in two tensors,
 and the derivatives of each are the two others. Each runs in one of several ways, which `Ways` chooses.
 """
 
 import functools
-import importlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -13,14 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd import forward_ad
 
-from dissensus.execution.batched import stacked_batch_norm, stacked_convolution
+import dissensus.execution.triton_launch as triton_launch
+from dissensus.execution.batched import stacked_convolution
 from dissensus.execution.graphs import captured, on
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.skeleton import first_line
 from dissensus.execution.tf32 import convolutions_use_tf32
+from dissensus.execution.triton_launch import is_transformed, launch, parts_of, power
 from dissensus.execution.ways import Ways
 
 log = logging.getLogger("dissensus")
@@ -28,33 +27,6 @@ log = logging.getLogger("dissensus")
 KERNEL, STREAMS, GROUPED = "kernel", "streams", "grouped"
 NARROW = 64
 """The largest number of channels for which the rule takes kernels; cuDNN has the better ones for more."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Of tensors that kernels take."""
-MOST_NUMBERS = 2**31 - 1
-"""The largest size of one member's tensor, whose numbers kernels count in 32 bits."""
-MOST_MEMBERS = 65535
-"""The largest second and third dimension of a grid of CUDA blocks."""
-
-
-@functools.cache
-def kernels() -> Any:
-    """The kernels, or None without Triton."""
-    try:
-        return importlib.import_module("dissensus.execution.triton_layers")
-    except ImportError:
-        return None
-
-
-def runs_kernels(x: Tensor) -> bool:
-    """Whether kernels take a tensor ``[M, ...]``."""
-    fits = x.dtype in DTYPES and len(x) <= MOST_MEMBERS and x.numel() <= MOST_NUMBERS * len(x)
-    return x.is_cuda and fits and kernels() is not None
-
-
-def _launch(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on the device of its first tensor."""
-    with on(x.device):
-        getattr(kernels(), name)[grid](x, *arguments, **constants)
 
 
 class Geometry(NamedTuple):
@@ -82,8 +54,6 @@ IMAGE_TILE = Tile()
 """Of kernels that compute images: within a tenth of the fastest tile for layers of ResNets on an H200."""
 SUM_TILES = {KERNEL: Tile(64, columns=128, programs=512), f"{KERNEL}, long tiles": Tile(128, stages=2)}
 """Of kernels that compute gradients of weights; which one is faster depends on the layer."""
-PROGRAMS = 1024
-"""The same for sums of batch norm."""
 
 
 def convolution(
@@ -93,7 +63,7 @@ def convolution(
 
     A batch that all members share may be an expanded tensor, which is not copied.
     """
-    if _is_transformed(x, weight):
+    if is_transformed(x, weight):
         return stacked_convolution(x, weight, bias, stride, padding)
     dtype = _autocast_dtype(weight)
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -101,16 +71,6 @@ def convolution(
     x = _channels_last(x, dtype)
     routes = _routes(x, weight, geometry, ways)
     return _Convolution.apply(x, weight, bias, geometry, routes)
-
-
-def _is_transformed(*tensors: Tensor) -> bool:
-    """Whether a compiler, a transform of ``torch.func`` or forward-mode differentiation is at work.
-
-    They look into torch's operations, and not into functions of ours.
-    """
-    if torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors)):
-        return True
-    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def _autocast_dtype(weight: Tensor) -> torch.dtype:
@@ -240,7 +200,9 @@ def _routes(x: Tensor, weight: Tensor, geometry: Geometry, ways: Ways) -> Routes
     """
     if not _is_timed(x):
         return Routes(GROUPED, GROUPED, GROUPED)
-    fits = runs_kernels(x) and math.prod(_out_shape(x, weight, geometry)[1:]) <= MOST_NUMBERS
+    fits = (
+        triton_launch.runs_kernels(x) and math.prod(_out_shape(x, weight, geometry)[1:]) <= triton_launch.MOST_NUMBERS
+    )
     by_rule = KERNEL if fits and max(weight.shape[1:3]) <= NARROW else STREAMS
     if ways.by_rule:
         return Routes(by_rule, by_rule, by_rule)
@@ -410,15 +372,6 @@ def _streams_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Ge
 # One kernel for all members.
 
 
-def _power(number: int) -> int:
-    """The next power of two of at least 16, which sides of a product on matrix units are.
-
-    >>> [_power(number) for number in (3, 16, 17, 64)]
-    [16, 16, 32, 64]
-    """
-    return max(1 << (number - 1).bit_length(), 16)
-
-
 def _step(inputs: int, taps: int) -> int:
     """Numbers that a program multiplies at a time: channels of one tap, or some of all taps where none fits.
 
@@ -426,7 +379,7 @@ def _step(inputs: int, taps: int) -> int:
     (16, 64, 16, 32, 32, 16)
     """
     whole = next((step for step in (64, 32, 16) if inputs % step == 0), None)
-    return min(32, _power(inputs * taps)) if whole is None else whole
+    return min(32, power(inputs * taps)) if whole is None else whole
 
 
 def _precision(x: Tensor) -> str:
@@ -497,9 +450,9 @@ def _convolved(
         return y.zero_() if bias is None else y.copy_(bias[:, None, :, None, None])
     bias = None if bias is None else bias.contiguous()
     rows, inputs = batch * height * width, x.shape[2]
-    outs = min(_power(channels), 64)
+    outs = min(power(channels), 64)
     grid = (-(-rows // tile.rows), -(-channels // outs), members)
-    _launch(
+    launch(
         "convolve",
         grid,
         x,
@@ -527,17 +480,6 @@ def _convolved(
     return y
 
 
-def _parts(rows: int, programs: int, step: int, wanted: int) -> tuple[int, int]:
-    """The number of parts of rows, and rows of each, for a number of programs that there are anyway.
-
-    >>> _parts(65536, 60, 64, 1024), _parts(100, 60, 64, 1024), _parts(65536, 4096, 64, 1024)
-    ((18, 3648), (1, 128), (1, 65536))
-    """
-    parts = max(1, min(-(-wanted // programs), rows // (4 * step)))
-    each = -(-rows // (parts * step)) * step
-    return -(-rows // each), each
-
-
 def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry, tile: Tile) -> Tensor:
     """The gradient of weights by one kernel, and one that adds parts; it has the layout of the weights."""
     members, outputs, inputs, lines, columns = weight.shape
@@ -552,11 +494,11 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
     if not dy_member:
         dy = dy.movedim(2, -1).contiguous().movedim(-1, 2)
     rows = dy[0].numel() // outputs
-    outs = min(_power(outputs), 64)
+    outs = min(power(outputs), 64)
     programs = -(-outputs // outs) * -(-size // tile.columns)
-    splits, each = _parts(rows, programs * members, tile.rows, tile.programs)
+    splits, each = parts_of(rows, programs * members, tile.rows, tile.programs)
     parts = dw if splits == 1 else x.new_empty((splits, dw.numel()), dtype=torch.float32)
-    _launch(
+    launch(
         "weigh",
         (programs, splits, members),
         x,
@@ -582,301 +524,8 @@ def kernel_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, geometry: Geom
         **_constants(weight, geometry, x),
     )
     if splits > 1:
-        _launch("add_parts", (-(-dw.numel() // 256),), parts, dw, dw.numel(), SPLITS=splits, SIZE=256)
+        launch("add_parts", (-(-dw.numel() // 256),), parts, dw, dw.numel(), SPLITS=splits, SIZE=256)
     return result
-
-
-# Batch norm.
-
-
-def batch_norm(
-    x: Tensor,
-    statistics: tuple[Tensor, Tensor] | None,
-    affine: tuple[Tensor, Tensor] | None,
-    residual: Tensor | None = None,
-    *,
-    training: bool,
-    momentum: float,
-    eps: float,
-    relu: bool = False,
-) -> Tensor:
-    """Batch norm of ``x [M, B, C, ...]``, a sum with a residual and ReLU, with statistics of each member.
-
-    Args:
-        x: Activations.
-        statistics: Running means and variances ``[M, C]``, which training moves; None: there are none.
-        affine: Weights and biases ``[M, C]``, or None.
-        residual: What is added after batch norm; None: nothing.
-        training: Whether statistics are those of the batch.
-        momentum: How far running statistics move.
-        eps: A small number that is added to variances.
-        relu: Whether ReLU comes last.
-    """
-    uses_batch = training or statistics is None
-    rows = x.numel() // (len(x) * x.shape[2]) if x.numel() else 0
-    tensors = [x, *(statistics or ()), *(affine or ()), *([] if residual is None else [residual])]
-    fits = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
-    plain = not rows or (rows == 1 and uses_batch) or not fits or not runs_kernels(x)
-    if plain or _is_transformed(*tensors) or not all(t.is_contiguous() for t in statistics or ()):
-        return _plain_norm(x, statistics, affine, residual, training=training, momentum=momentum, eps=eps, relu=relu)
-    weight, bias = (None, None) if affine is None else affine
-    settings = NormSettings(training, uses_batch, momentum, eps, relu)
-    residual = None if residual is None else _rows_last(residual)
-    return _Norm.apply(_rows_last(x), weight, bias, residual, statistics, settings)
-
-
-def _plain_norm(
-    x: Tensor,
-    statistics: tuple[Tensor, Tensor] | None,
-    affine: tuple[Tensor, Tensor] | None,
-    residual: Tensor | None,
-    *,
-    training: bool,
-    momentum: float,
-    eps: float,
-    relu: bool,
-) -> Tensor:
-    """The same by torch's batch norm."""
-    mean, variance = (None, None) if statistics is None else statistics
-    weight, bias = (None, None) if affine is None else affine
-    uses_batch = training or statistics is None
-    y = stacked_batch_norm(x, mean, variance, weight, bias, uses_batch, momentum, eps)
-    y = y if residual is None else y + residual
-    return y.relu() if relu else y
-
-
-class NormSettings(NamedTuple):
-    """What a batch norm is, apart from its tensors."""
-
-    tracks: bool
-    """Whether running statistics move."""
-    uses_batch: bool
-    """Whether statistics are those of the batch."""
-    momentum: float
-    eps: float
-    relu: bool
-
-
-def _rows_last(x: Tensor) -> Tensor:
-    """Activations ``[M, B, C, ...]`` whose memory is channels last."""
-    return x.movedim(2, -1).contiguous().movedim(-1, 2)
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        statistics: tuple[Tensor, Tensor] | None,
-        settings: NormSettings,
-    ) -> Tensor:
-        y, mean, rstd = kernel_norm(x, weight, bias, residual, statistics, settings)
-        ctx.save_for_backward(x, weight, bias, residual, y if settings.relu else None, mean, rstd)
-        ctx.settings = settings
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (dy,), (x, weight, bias, residual, y, mean, rstd) = grads, ctx.saved_tensors
-        if torch.is_grad_enabled():  # these gradients may be differentiated: torch knows how
-            parts = _norm_gradients((x, weight, bias, residual), dy, mean, rstd, ctx.settings, ctx.needs_input_grad)
-        else:
-            wants_residual = ctx.needs_input_grad[3]
-            parts = kernel_norm_gradient(x, y, _rows_last(dy), mean, rstd, weight, wants_residual, ctx.settings)
-        wanted = zip(parts, ctx.needs_input_grad[:4], strict=True)
-        return *(part if is_wanted else None for part, is_wanted in wanted), None, None
-
-
-def _norm_gradients(
-    inputs: tuple[Tensor | None, ...],
-    dy: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    settings: NormSettings,
-    needs: tuple[bool, ...],
-) -> list[Tensor | None]:
-    """Gradients that can be differentiated."""
-    x, weight, bias, residual = inputs
-    assert x is not None
-    affine = None if weight is None or bias is None else (weight, bias)
-    statistics = None if settings.uses_batch else (mean, rstd.square().reciprocal() - settings.eps)
-    how = {"training": settings.uses_batch, "momentum": 0.0, "eps": settings.eps, "relu": settings.relu}
-    y = _plain_norm(x, statistics, affine, residual, **how)
-    wanted = [place for place in range(4) if needs[place]]
-    leaves = [leaf for place in wanted if (leaf := inputs[place]) is not None]
-    grads = dict(zip(wanted, torch.autograd.grad(y, leaves, dy, create_graph=True), strict=True))
-    return [grads.get(place) for place in range(4)]
-
-
-def _norm_tile(channels: int) -> tuple[int, int]:
-    """Rows and channels of a program.
-
-    >>> _norm_tile(16), _norm_tile(10), _norm_tile(512)
-    ((256, 16), (256, 16), (32, 128))
-    """
-    width = min(_power(channels), 128)
-    return 4096 // width, width
-
-
-def kernel_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    statistics: tuple[Tensor, Tensor] | None,
-    settings: NormSettings,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, and the means and 1 / √(variance + eps) ``[M, C]`` that were used; memory is channels last."""
-    members, channels = len(x), x.shape[2]
-    rows = x[0].numel() // channels
-    lines, width = _norm_tile(channels)
-    blocks = -(-channels // width)
-    constants = {"CHANNELS": channels, "WIDTH": width}
-    if settings.uses_batch:
-        mean, rstd = (x.new_empty(members, channels, dtype=torch.float32) for _ in range(2))
-        parts, splits, each = _norm_parts(x, rows, lines, blocks)
-        _launch(
-            "norm_sums",
-            (splits, members, blocks),
-            x,
-            x,
-            x,
-            x,
-            x,
-            parts,
-            members,
-            rows,
-            EACH=each,
-            BACKWARD=False,
-            RELU=False,
-            ROWS=lines,
-            **constants,
-        )
-        tracked = statistics if settings.tracks else None
-        running = (mean, rstd) if tracked is None else tracked
-        numbers = (members, rows, settings.momentum, settings.eps)
-        _launch(
-            "norm_statistics",
-            (members, blocks),
-            x,
-            parts,
-            mean,
-            rstd,
-            *running,
-            *numbers,
-            TRACKED=tracked is not None,
-            SPLITS=splits,
-            **constants,
-        )
-    else:
-        assert statistics is not None
-        mean, rstd = statistics[0].float(), (statistics[1].float() + settings.eps).rsqrt()
-    y = _new_like(x)
-    weight, bias = (None if tensor is None else _dense_rows(tensor) for tensor in (weight, bias))
-    _launch(
-        "norm_rows",
-        (-(-rows // lines), members, blocks),
-        x,
-        x if residual is None else residual,
-        mean,
-        rstd,
-        mean if weight is None else weight,
-        mean if bias is None else bias,
-        y,
-        rows,
-        0 if weight is None else weight.stride(0),
-        0 if bias is None else bias.stride(0),
-        AFFINE=weight is not None,
-        HAS_RESIDUAL=residual is not None,
-        RELU=settings.relu,
-        ROWS=lines,
-        **constants,
-    )
-    return y, mean, rstd
-
-
-def kernel_norm_gradient(
-    x: Tensor,
-    y: Tensor | None,
-    dy: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    wants_residual: bool,
-    settings: NormSettings,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, of weights, of biases and of the residual; y are outputs, of which ReLU's signs are read."""
-    members, channels = len(x), x.shape[2]
-    rows = x[0].numel() // channels
-    lines, width = _norm_tile(channels)
-    blocks = -(-channels // width)
-    constants = {"CHANNELS": channels, "WIDTH": width, "RELU": y is not None}
-    outputs = x if y is None else y
-    parts, splits, each = _norm_parts(x, rows, lines, blocks)
-    _launch(
-        "norm_sums",
-        (splits, members, blocks),
-        x,
-        outputs,
-        dy,
-        mean,
-        rstd,
-        parts,
-        members,
-        rows,
-        EACH=each,
-        BACKWARD=True,
-        ROWS=lines,
-        **constants,
-    )
-    sums = parts[0] if splits == 1 else parts.sum(0)
-    dx = _new_like(x)
-    # Without ReLU, the gradient of the residual is that of outputs.
-    masked = _new_like(x) if wants_residual and y is not None else None
-    weight = None if weight is None else _dense_rows(weight)
-    _launch(
-        "norm_gradient",
-        (-(-rows // lines), members, blocks),
-        x,
-        outputs,
-        dy,
-        mean,
-        rstd,
-        mean if weight is None else weight,
-        sums,
-        dx,
-        dx if masked is None else masked,
-        rows,
-        0 if weight is None else weight.stride(0),
-        AFFINE=weight is not None,
-        TRAINING=settings.uses_batch,
-        HAS_RESIDUAL=masked is not None,
-        ROWS=lines,
-        **constants,
-    )
-    of_bias, of_weight = sums.unbind(1)
-    if weight is None:
-        return dx, None, None, masked if y is not None else dy
-    return dx, of_weight.to(weight.dtype), of_bias.to(weight.dtype), masked if y is not None else dy
-
-
-def _new_like(x: Tensor) -> Tensor:
-    """Memory for activations ``[M, B, C, ...]``, channels last."""
-    return x.new_empty(x.movedim(2, -1).shape).movedim(-1, 2)
-
-
-def _dense_rows(tensor: Tensor) -> Tensor:
-    """A tensor ``[M, C]`` whose rows have no gaps; there may be some between rows."""
-    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
-
-
-def _norm_parts(x: Tensor, rows: int, lines: int, blocks: int) -> tuple[Tensor, int, int]:
-    """Memory for two sums of every channel, the number of parts of rows, and rows of each."""
-    splits, each = _parts(rows, len(x) * blocks, lines, PROGRAMS)
-    return x.new_empty((splits, len(x), 2, x.shape[2]), dtype=torch.float32), splits, each
 
 
 def kernels_with(image_tile: Tile, sum_tile: Tile) -> Way:
