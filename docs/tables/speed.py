@@ -43,6 +43,18 @@ modules of which each is compiled by `torch.compile`; "auto, compiled" is `fit(c
 largest one of any weight or statistic after 20 steps in float32 with and without compiling, beside that of two
 trainings without.
 """
+STACKED = """\
+## Convolutions of all members in one kernel, on a GPU
+
+Milliseconds a step. "By hand" is a loop over modules. "Auto, long" is what `"auto"` chooses for a training of 25,000
+steps, with the seconds until its first step is done, which measuring and compiling take.
+"""
+STACKED_WAYS = ("by hand", "streams", "vmap", "stacked")
+STACKED_LAYERS = """\
+Microseconds of one operation of all members: cuDNN on a stream per member, and the fastest tile of our kernels. The last
+columns are batch norm, the sum with a residual and ReLU, in both directions.
+"""
+OPERATIONS = {"forward": "outputs", "input gradient": "gradient of inputs", "weight gradient": "gradient of weights"}
 COMPILED_WAYS = ("by hand", "by hand, compiled", "auto", "auto, compiled")
 CAPTURED_ATTACKS = """\
 ## Attacks, on a GPU
@@ -140,6 +152,40 @@ def gpu(result: Result) -> str:
     )
     header = ("network", "members", "batch", *timed, "auto", "floor", "auto, in floors")
     return f"{table(header, rows)}\n\n{ceilings}"
+
+
+def stacked(result: Result) -> str:
+    """Whole steps, then single layers."""
+    cases: dict[tuple[str, int, int], dict[str, Result]] = {}
+    for row in result["steps"]:
+        cases.setdefault((row["case"], row["members"], row["batch"]), {})[row["backend"]] = row
+    rows = []
+    for (name, members, batch), ways in cases.items():
+        times = [f"{ways[way]['ms']:.2f}" if "ms" in ways.get(way, {}) else "–" for way in STACKED_WAYS]
+        best, hand = ways["stacked"]["ms"], ways.get("by hand", {}).get("ms")
+        times[-1] = f"**{best:.2f}**" + (f" ({hand / best:.0f}×)" if hand else "")
+        long = ways.get("auto, long", {})
+        chosen = f"{long['ms']:.2f}, {long['ran']} ({long['first_step_s']:.0f})" if "ms" in long else "–"
+        rows.append([name, str(members), str(batch), *times, chosen])
+    steps = table(("network", "members", "batch", *STACKED_WAYS, "auto, long"), rows)
+    layers = [layer for layer in result["layers"] if "microseconds" in layer]
+    cells = [
+        [
+            layer["name"],
+            f"{layer['size']} px, {layer['inputs']} → {layer['outputs']}",
+            *(streams_and_kernel(layer["microseconds"][operation]) for operation in OPERATIONS),
+            streams_and_kernel(layer["microseconds"]["norm, both"]),
+        ]
+        for layer in layers
+    ]
+    header = ("layer", "images, channels", *OPERATIONS.values(), "batch norm")
+    return f"{steps}\n\n{STACKED_LAYERS}\n{table(header, cells)}"
+
+
+def streams_and_kernel(times: Result) -> str:
+    """Microseconds of cuDNN on streams, and of the fastest kernel of ours."""
+    ours = [time for way, time in times.items() if way.startswith("kernel") and not isinstance(time, str)]
+    return f"{times['streams']:.0f} → {min(ours):.0f}" if ours else f"{times['streams']:.0f} → –"
 
 
 def heads(result: Result) -> str:
@@ -357,6 +403,7 @@ TABLES = {
     "padding": partial(measured, "padding", padding),
     "sweeps-gpu": partial(measured, "sweeps_gpu", sweeps),
     "gpu": partial(measured, "gpu", gpu),
+    "stacked": partial(section, "stacked_kernels", STACKED, stacked),
     "compiling": partial(section, "compiling", COMPILED.format(device="CPU"), compiled),
     "compiling-gpu": partial(section, "compiling_gpu", COMPILED.format(device="GPU"), compiled),
     "heads": partial(measured, "heads", heads),
