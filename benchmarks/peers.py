@@ -28,6 +28,7 @@ torchensemble, tabm, rtdl_num_embeddings, torch-uncertainty, einops, and OpenOOD
 and scikit-learn. Of torch-uncertainty and OpenOOD only the files that are timed are imported.
 
 Usage: python benchmarks/peers.py [--json FILE] [--device cuda] [--only NAME] [--rounds 3] [--epochs 50]
+       [--noise-epochs 2]
 """
 
 import argparse
@@ -455,7 +456,6 @@ def first_line(reason: Exception) -> str:
 
 def row_of(case: Case, device: torch.device, rounds: int, epochs: int) -> dict[str, Any]:
     """Seconds of all ways, which take turns."""
-    epochs = epochs if case.test_x is not None else (5 if device.type == "cuda" else 2)
     taken: dict[str, list[float]] = {}
     told: dict[str, dict[str, Any]] = {}
     ways = {name: way for name, way in WAYS.items() if not case.images or name.split(", ")[-1] not in _OF_TABLES}
@@ -570,6 +570,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=50, help="of trainings whose error is told")
+    parser.add_argument("--noise-epochs", type=int, default=2, help="of trainings on noise, whose time alone counts")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     device = torch.device(options.device)
@@ -589,7 +590,8 @@ def main() -> None:
         if options.only not in case.name:
             continue
         print(f"{case.name}, {case.members} members, batch {case.batch}", flush=True)
-        rows.append(row_of(case, device, options.rounds, options.epochs))
+        epochs = options.epochs if case.test_x is not None else options.noise_epochs
+        rows.append(row_of(case, device, options.rounds, epochs))
         if options.json:
             options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
     if options.only in "detection":
