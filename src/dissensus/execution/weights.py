@@ -2,7 +2,9 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -121,6 +123,11 @@ class Layout:
     sectioned: tuple[tuple[str, ...], ...] = ()
     """The names of every section's parameters."""
 
+    @property
+    def products_width(self) -> int:
+        """The number of columns of weights of convolutions and linear layers, which are the first."""
+        return sum(shape.numel() for shape in itertools.islice(self.shapes.values(), self.products))
+
     @classmethod
     def of(cls, skeleton: Skeleton, params: Tensors, channels_last: bool) -> "Layout":
         """The layout of a network's trainable parameters, stacked ``[M, ...]``."""
@@ -175,11 +182,40 @@ class Layout:
         return piece.view((*piece.shape[:-1], *shape)) if len(shape) != 1 else piece
 
 
+class Parts(NamedTuple):
+    """A matrix ``[M, P]``, and two leaves that passes under autocast read in its place."""
+
+    flat: Tensor
+    products: Tensor
+    """Its first columns, the weights of products, in the precision of autocast."""
+    rest: Tensor
+    """The other columns."""
+
+
+_parts: ContextVar[Parts | None] = ContextVar("parts", default=None)
+
+
+@contextmanager
+def read_in_parts(parts: Parts) -> Iterator[None]:
+    """A block in which passes with this very matrix read its parts, so that they need not cast it.
+
+    Gradients are those of the two parts. Passes with another matrix, or in another precision, do as ever.
+    """
+    token = _parts.set(parts)
+    try:
+        yield
+    finally:
+        _parts.reset(token)
+
+
 class Packed:
     """Parameters as views of a matrix; weights of products in the precision of autocast."""
 
     def __init__(self, layout: Layout, flat: Tensor, dtype: torch.dtype | None) -> None:
         self.layout, self.flat, self.dtype = layout, flat, dtype
+        parts = _parts.get()
+        self.parts = parts if parts is not None and parts.flat is flat and parts.products.dtype == dtype else None
+        """What is read in place of the matrix; None: the matrix itself."""
 
     def __len__(self) -> int:
         return len(self.flat)
@@ -195,8 +231,10 @@ class Packed:
         names, count = list(self.layout.shapes), self.layout.products
         if self.dtype is None or not count:
             return [(self.flat, names)]
-        width = sum(self.layout.shapes[name].numel() for name in names[:count])
-        products, rest = _Cut.apply(self.flat, width, self.dtype)
+        if self.parts is None:
+            products, rest = _Cut.apply(self.flat, self.layout.products_width, self.dtype)
+        else:
+            _, products, rest = self.parts
         return [(products, names[:count]), (rest, names[count:])]
 
     def stacked(self) -> dict[str, Tensor]:
@@ -232,8 +270,9 @@ class Packed:
         return [section.numbers(flat) for section in self.layout.sections] or [self.flat]
 
     def leaves(self) -> list[Tensor]:
-        """The matrix."""
-        return [self.flat] if self.flat.requires_grad else []
+        """The matrix, or its parts."""
+        leaves = [self.flat] if self.parts is None else self.parts[1:]
+        return [leaf for leaf in leaves if leaf.requires_grad]
 
     def first(self, members: int) -> "Packed":
         """The first members, as a new leaf."""

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+import dissensus.train.lowered_weights as lowered_weights
 import dissensus.train.memory as memory
 import dissensus.train.optim as optim
 import dissensus.train.running_means as running_means
@@ -21,7 +22,7 @@ from dissensus.batch import Batch
 from dissensus.calls import NetworkInputs
 from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
-from dissensus.execution import Body
+from dissensus.execution import Body, StackedMembers
 from dissensus.execution.graphs import on
 from dissensus.execution.ranks import Ranks
 from dissensus.execution.recomputation import MESSAGE as RECOMPUTES
@@ -31,6 +32,7 @@ from dissensus.train.convergence import frozen_buffers
 from dissensus.train.diagnosis import check_names, culprit, source
 from dissensus.train.history import Failure, History, OnProgress, Progress, entry
 from dissensus.train.inputs import StepInput, step_inputs
+from dissensus.train.lowered_weights import Gradient, LoweredWeights, whole
 from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Numerics
 from dissensus.train.padded_runs import PaddedRuns
@@ -127,6 +129,8 @@ class Engine:
     capture: InitVar[Callable[["Engine"], CapturedSteps | None] | None] = None
     """Makes the captured steps of an engine; None, or a result of None: steps run eagerly."""
     captured: CapturedSteps | None = field(init=False)
+    lowered: LoweredWeights | None = field(default=None, init=False)
+    """Weights of products in bfloat16, which training passes read; None where autocast casts them."""
     reported: float = field(default=0.0, init=False)
     """When progress was reported last."""
 
@@ -208,6 +212,7 @@ class Engine:
             state.optimizers.train(state.active)
         if state.in_epoch == 0:
             state.begin_epoch()
+        self._lower()
         updates = math.ceil(len(self.feed) / self.accumulate)
         places = torch.arange(len(self.feed)).div(self.accumulate, rounding_mode="floor")  # batches of an update agree
         when = state.epoch + places.double() / updates
@@ -230,6 +235,40 @@ class Engine:
         self._end_epoch(float(factors[-1]))
         if self.checkpointer is not None and state.runs:
             self.checkpointer(self)
+
+    def _lower(self) -> None:
+        """Make copies of weights in bfloat16, or make them anew: between epochs, others may write weights."""
+        columns, before = self._lowered_columns(), self.lowered
+        if before is not None and before.flat is self.state.flat and columns:
+            before.refresh()
+            return
+        if before is not None and self.captured is not None:
+            self.captured.forget()  # graphs read and write copies that go
+        self.lowered = LoweredWeights(self.state.flat, columns) if columns else None
+
+    def _lowered_columns(self) -> int:
+        """The number of columns of weights of which copies in bfloat16 are kept; 0: none.
+
+        None are kept where steps take some members only, where gradients are added up or exchanged before an update,
+        where members share what they train, and where something else than the update may write weights in every step.
+        """
+        state, body, settings = self.state, self.state.body, self.state.settings
+        kind, dtype = state.flat.device.type, state.flat.dtype
+        if kind not in lowered_weights.DEVICES or self.numerics.precision != "bf16" or dtype != torch.float32:
+            return 0
+        if not isinstance(body, StackedMembers) or body.recompute:
+            return 0
+        if settings.sampling is not None or (state.plan is not None and state.plan.groups is not None):
+            return 0
+        if state.accumulated is not None or self.ranks is not None or state.shared is not None:
+            return 0
+        if state.held or state.latest is not None:
+            return 0
+        if state.optimizers is not None or not optim.has_kernel(self.optimizer, state.moments, settings.optimizer):
+            return 0
+        if kind == "cuda" and not optim.fused.takes(state.flat):
+            return 0
+        return body.layout().products_width
 
     def _steps(self, factors: Tensor) -> Iterator[int]:
         """Do the remaining steps of an epoch; yield the number of examples of each."""
@@ -322,7 +361,7 @@ class Engine:
             total = torch.where(state.active_runs(), parts.total, 0.0) if state.resting else parts.total
             shared = 0.0 if state.shared is None or state.shared.grad is None else state.shared.grad.sum()
             finite = math.isfinite(float(total.sum() + grad.sum() + shared))
-            if not self._agreed(finite, grad.device):
+            if not self._agreed(finite, total.device):
                 failed = ~self._finite_runs(parts.total, grad)
                 for run in failed.nonzero().flatten().tolist():
                     self.blame(run, state.steps, batch, outputs, parts, grad)
@@ -331,10 +370,15 @@ class Engine:
             everyone = not (state.resting or self.replaying)  # as a captured step does
             self._update(grad, factor, self._examples(batch), everyone=everyone, updates=self.updates)
             state.add_losses(parts, self._examples(batch))
-            if self.body.ran == "batched" and grad.device.type == "cpu" and state.optimizers is None:
+            if (
+                isinstance(grad, Tensor)
+                and self.body.ran == "batched"
+                and grad.device.type == "cpu"
+                and state.optimizers is None
+            ):
                 state.flat.grad = grad if grad.shape == state.flat.shape else None  # memory of the next gradient
 
-    def _finite_runs(self, total: Tensor, grad: Tensor) -> Bool[Tensor, " R"]:
+    def _finite_runs(self, total: Tensor, grad: Gradient) -> Bool[Tensor, " R"]:
         """Runs that may go on, in all processes; nothing is read back."""
         finite = self.state.finite_runs(total, grad)
         return finite if self.ranks is None else self.ranks.agreed(finite)
@@ -361,7 +405,7 @@ class Engine:
             state.add_losses(parts, self._examples(batch))
             state.ticks.add_(1)
 
-    def gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+    def gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Gradient]:
         """Outputs, losses and the gradient of all rows, or of the sampled ones; rows that rest keep their buffers."""
         state, body = self.state, self.state.body
         if self.memory_limit is not None and state.plan is None:
@@ -383,13 +427,20 @@ class Engine:
         body.merge({name: state_now[name] for name in before}, before, ~state.active)
         return outputs, parts, state.active_gradient(grad)
 
-    def raw_gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+    def raw_gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Gradient]:
         """Outputs, losses and the gradient; rows that rest are treated like the others."""
         state, sampling = self.state, self.state.settings.sampling
         inputs = step_inputs(self.feed, batch)
         if self.adversary is not None:
             inputs = self.adversary.step_inputs(self, inputs, batch.targets)
         groups = None if state.plan is None else state.plan.groups
+        if groups is not None:
+            self.lowered = None  # members run a few at a time, because memory is short
+        elif self.lowered is not None:
+            with self.lowered.read():
+                outputs = self.training_outputs(inputs, state.flat)
+            parts = self._losses(outputs, batch)
+            return outputs, parts, self.lowered.gradient(parts.total.sum())
         if groups is None:
             flat, rows = state.flat, slice(None)
             if sampling is not None:
@@ -463,9 +514,7 @@ class Engine:
             1, sampled.view(*sampled.shape, *[1] * (weights.ndim - 2)).expand(*sampled.shape, *weights.shape[2:])
         )
 
-    def _update(
-        self, grad: Float[Tensor, "G P"], factor: Tensor, examples: int, *, everyone: bool, updates: bool
-    ) -> None:
+    def _update(self, grad: Gradient, factor: Tensor, examples: int, *, everyone: bool, updates: bool) -> None:
         """Clip and step; nothing is read back from the device. ``everyone``: the host knows that no row rests.
 
         Rows that were not sampled keep their weights, moments and step counts. A batch that does not end with an update
@@ -475,10 +524,11 @@ class Engine:
         if state.shared is not None:
             state.update_shared(self.optimizer, factor, examples, updates=updates)
         if state.accumulated is not None:
-            state.accumulate(grad, examples)
+            matrix = whole(grad)
+            state.accumulate(matrix, examples)
             if not updates:
                 return
-            grad = state.accumulated.take(grad.dtype)
+            grad = state.accumulated.take(matrix.dtype)
         if state.optimizers is None:
             current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
             rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
@@ -486,16 +536,17 @@ class Engine:
             for columns in state.held:
                 columns.restore(rows.flat)
         else:
+            matrix = whole(grad)
             if settings.clip_norm is not None:
                 limit = settings.clip_norm if sampled is None else settings.clip_norm[sampled]
-                grad = grad * optim.clip_scale(grad, limit).to(grad.dtype)
-            state.optimizers.step(grad, factor, state.active, sampled)
+                matrix = matrix * optim.clip_scale(matrix, limit).to(matrix.dtype)
+            state.optimizers.step(matrix, factor, state.active, sampled)
         if state.average is not None:
             state.average.update(state.flat, state.active, sampled)
 
-    def blame(self, run: int, step: int, batch: Batch, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
+    def blame(self, run: int, step: int, batch: Batch, outputs: Tensor, parts: LossParts, grad: Gradient) -> None:
         """Record what was not finite in a run's step, in which members, and whether its batch had NaN already."""
-        state = self.state
+        state, grad = self.state, whole(grad)
         shared = None if state.shared is None or state.shared.grad is None else state.shared.grad[run]
         if self.ranks is not None:  # one number per member says whether its gradient is finite
             norms = torch.linalg.vector_norm(grad, math.inf, 1, keepdim=True) if len(grad) else grad[:, :1]
@@ -667,6 +718,7 @@ class Engine:
         at_a_time = len(state.body) if sampling is None else sampling.count
         copies = memory.COPIES + sum(average is not None for average in (state.average, state.accumulated))
         held = copies * state.flat.numel() * state.flat.element_size()
+        held += self._lowered_columns() * len(state.flat) * lowered_weights.DTYPE.itemsize
         if state.body.recompute:  # activations of one member at a time; what a network checkpoints itself is not known
             state.body.recompute = False
             try:
@@ -744,3 +796,5 @@ class Engine:
                 frozen=[] if state.freezing is None else state.freezing.members(),
             )
         )
+        if self.lowered is not None:
+            self.lowered.refresh()  # a function of the user's may have written weights

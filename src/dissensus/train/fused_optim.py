@@ -3,12 +3,14 @@
 import functools
 import importlib
 import logging
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dissensus.execution.skeleton import first_line
+from dissensus.train.lowered_weights import Gradient, LoweredGradient
 
 log = logging.getLogger("dissensus")
 
@@ -35,12 +37,18 @@ def takes(flat: Tensor) -> bool:
     return fits and not _refused and kernels() is not None
 
 
-def launch(name: str, rows: Tensor, *arguments: Any, **constants: Any) -> bool:
+def launch(name: str, flat: Tensor, grad: Gradient, *arguments: Any, **constants: Any) -> bool:
     """Run a kernel over all rows and columns; False, with a notice, where Triton cannot compile it."""
     module = kernels()
-    grid = (-(-rows.shape[1] // module.BLOCK), rows.shape[0])
+    grid = (-(-flat.shape[1] // module.BLOCK), flat.shape[0])
+    split = isinstance(grad, LoweredGradient)
+    tensors = (grad.products, grad.rest, grad.copies) if split else (grad.contiguous(), flat, flat)
+    columns, width = flat.shape[1], tensors[0].shape[1]
+    align = math.gcd(columns, width, 4)  # as many numbers as a thread reads at once
     try:
-        getattr(module, name)[grid](rows, *arguments, **constants, SIZE=module.BLOCK)
+        kernel = getattr(module, name)[grid]
+        constants |= {"SPLIT": split, "ALIGN": align, "SIZE": module.BLOCK}
+        kernel(flat, *tensors, columns // align, width // align, *arguments, **constants)
     except Exception as reason:  # a missing compiler may raise anything
         _refused.append(first_line(reason))
         log.warning("updates take several passes: %s", _refused[0])

@@ -20,6 +20,7 @@ from torch import Tensor
 import dissensus.train.fused_optim as fused
 from dissensus import checks
 from dissensus.execution.weights import Section
+from dissensus.train.lowered_weights import Gradient, LoweredGradient, whole
 
 Column = Float[Tensor, "M 1"]
 Matrix = Float[Tensor, "M P"]
@@ -80,7 +81,7 @@ class MatrixColumns:
 
 Moments = dict[str, Tensor]
 """The state of an optimizer, one row per member."""
-Update = Callable[[Matrix, Matrix, Moments, OptimizerColumns, Column, Column | None], None]
+Update = Callable[[Matrix, Gradient, Moments, OptimizerColumns, Column, Column | None], None]
 
 
 @dataclass(frozen=True)
@@ -172,17 +173,16 @@ def settings(
 
 def sgd(
     flat: Matrix,
-    grad: Matrix,
+    grad: Gradient,
     moments: Moments,
     settings: OptimizerColumns,
     active: Column,
     scale: Column | None = None,
 ) -> None:
     """Stochastic gradient descent with momentum (v ← μv + g) and, on request, Nesterov's look-ahead."""
-    if "velocity" in moments and settings.decayed is None and fused.takes(flat):
+    if runs_as_one_kernel("sgd", flat, moments, settings):
         columns = [active, _or_ones(scale, active), settings.weight_decay, settings.momentum, settings.lr]
-        arguments = [grad.contiguous(), moments["velocity"], *columns, flat.shape[1]]
-        if fused.launch("sgd_rows", flat, *arguments, NESTEROV=settings.nesterov):
+        if fused.launch("sgd_rows", flat, grad, moments["velocity"], *columns, NESTEROV=settings.nesterov):
             return
     grad = _tamed(grad, settings, active, scale)
     if settings.decays:
@@ -195,9 +195,20 @@ def sgd(
     flat.sub_(grad * (_factor(settings.lr, flat) * active))
 
 
+def has_kernel(name: str, moments: Moments, settings: OptimizerColumns) -> bool:
+    """Whether an update has a kernel, which reads gradients in two precisions and writes copies of weights."""
+    kernel = name in ("adam", "adamw") or (name == "sgd" and "velocity" in moments)
+    return kernel and settings.decayed is None and not settings.sections
+
+
+def runs_as_one_kernel(name: str, flat: Matrix, moments: Moments, settings: OptimizerColumns) -> bool:
+    """Whether an update is one pass over the memory of a GPU."""
+    return has_kernel(name, moments, settings) and fused.takes(flat)
+
+
 def adam(
     flat: Matrix,
-    grad: Matrix,
+    grad: Gradient,
     moments: Moments,
     settings: OptimizerColumns,
     active: Column,
@@ -209,7 +220,7 @@ def adam(
 
 def adamw(
     flat: Matrix,
-    grad: Matrix,
+    grad: Gradient,
     moments: Moments,
     settings: OptimizerColumns,
     active: Column,
@@ -221,7 +232,7 @@ def adamw(
 
 def _adam_step(
     flat: Matrix,
-    grad: Matrix,
+    grad: Gradient,
     moments: Moments,
     settings: OptimizerColumns,
     active: Column,
@@ -238,11 +249,10 @@ def _adam_step(
     slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf)
     root = bias2.clamp_min(torch.finfo(bias2.dtype).tiny).rsqrt()
     shrink = 1 - settings.lr * settings.decay * active if decoupled else torch.ones_like(active)
-    if settings.decayed is None and fused.takes(flat):
+    if runs_as_one_kernel("adam", flat, moments, settings):
         penalty = torch.zeros_like(active) if decoupled else settings.weight_decay
         columns = [active, _or_ones(scale, active), penalty, shrink, slowness, root]
-        arguments = [grad.contiguous(), mean, square, *columns, flat.shape[1], first, second, settings.eps]
-        if fused.launch("adam_rows", flat, *arguments):
+        if fused.launch("adam_rows", flat, grad, mean, square, *columns, first, second, settings.eps):
             return
     grad = _tamed(grad, settings, active, scale)
     if settings.decays and decoupled:
@@ -264,7 +274,7 @@ FUSED_ROWS = 2**14
 
 
 def _fused_adam_step(
-    flat: Matrix, grad: Matrix, moments: Moments, settings: OptimizerColumns, scale: Column | None, decoupled: bool
+    flat: Matrix, grad: Gradient, moments: Moments, settings: OptimizerColumns, scale: Column | None, decoupled: bool
 ) -> bool:
     """Adam by torch's fused kernel of the CPU, one call for neighbouring rows of equal settings; whether it was done.
 
@@ -272,7 +282,9 @@ def _fused_adam_step(
     """
     kernel = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
     plain = settings.everyone and settings.decayed is None and flat.dtype in (torch.float32, torch.float64)
-    if kernel is None or not plain or flat.device.type != "cpu" or grad.dtype != flat.dtype or not len(flat):
+    if kernel is None or not plain or isinstance(grad, LoweredGradient):
+        return False
+    if flat.device.type != "cpu" or grad.dtype != flat.dtype or not len(flat):
         return False
     mean, square, steps = moments["mean"], moments["square"], moments["steps"]
     columns = torch.cat([settings.lr, settings.weight_decay, steps], 1)
@@ -319,8 +331,9 @@ def _lerp(mean: Matrix, grad: Matrix, weight: Column) -> None:
         mean.copy_(torch.lerp(mean.to(weight.dtype), grad.to(weight.dtype), weight))
 
 
-def _tamed(grad: Matrix, settings: OptimizerColumns, active: Column, scale: Column | None) -> Matrix:
-    """A gradient scaled row by row; of rows that rest, which may hold NaN, zero."""
+def _tamed(grad: Gradient, settings: OptimizerColumns, active: Column, scale: Column | None) -> Matrix:
+    """A gradient scaled row by row, as one matrix; of rows that rest, which may hold NaN, zero."""
+    grad = whole(grad)
     if scale is not None:
         grad = (grad * scale).to(grad.dtype)
     return grad if settings.everyone else torch.where(active > 0, grad, 0.0)
@@ -332,7 +345,7 @@ def _or_ones(scale: Column | None, like: Column) -> Column:
 
 def lion(
     flat: Matrix,
-    grad: Matrix,
+    grad: Gradient,
     moments: Moments,
     settings: OptimizerColumns,
     active: Column,
@@ -350,7 +363,7 @@ def lion(
 
 def muon(
     flat: Matrix,
-    grad: Matrix,
+    grad: Gradient,
     moments: Moments,
     settings: OptimizerColumns,
     active: Column,
@@ -455,16 +468,24 @@ class UpdateRows(NamedTuple):
         )
 
 
-def apply(name: str, rows: UpdateRows, grad: Float[Tensor, "K P"], sampled: Tensor | None = None) -> None:
-    """Clip and update all rows, or the sampled ones (by number), whose gradient ``grad`` is; others do not change."""
+def apply(name: str, rows: UpdateRows, grad: Gradient, sampled: Tensor | None = None) -> None:
+    """Clip and update all rows, or the sampled ones (by number), whose gradient ``grad`` is; others do not change.
+
+    Copies that belong to the gradient become those of the new weights.
+    """
     updated = rows if sampled is None else rows.select(sampled)
     flat, moments, settings, active, clip_norm = updated
+    copies = grad.copies if isinstance(grad, LoweredGradient) else None
+    if copies is not None and not runs_as_one_kernel(name, flat, moments, settings):
+        grad = whole(grad)
     scale = None if clip_norm is None else clip_scale(grad, clip_norm)
     column = active.unsqueeze(1).to(settings.lr.dtype)
     if settings.sections:
-        _apply_by_dtype(name, updated, grad, column, scale)
+        _apply_by_dtype(name, updated, whole(grad), column, scale)
     else:
         OPTIMIZERS[name](flat, grad, moments, settings, column, scale)
+    if copies is not None and not runs_as_one_kernel(name, flat, moments, settings):
+        copies.copy_(flat[:, : copies.shape[1]])
     if sampled is not None:
         rows.flat.index_copy_(0, sampled, flat)
         for key, tensor in moments.items():
@@ -483,7 +504,10 @@ def _apply_by_dtype(name: str, rows: UpdateRows, grad: Matrix, active: Column, s
         OPTIMIZERS[name](section.numbers(rows.flat), own, moments, rows.settings.of_section(section), active, scale)
 
 
-def clip_scale(grad: Matrix, limit: Column) -> Column:
+def clip_scale(grad: Gradient, limit: Column) -> Column:
     """What each member's gradient is to be multiplied by, for a norm of at most ``limit``."""
+    if isinstance(grad, LoweredGradient):
+        norms = [torch.linalg.vector_norm(p, dim=1, keepdim=True, dtype=grad.rest.dtype) for p in grad.parts]
+        grad = torch.cat(norms, 1)
     norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
     return (limit / (norm + 1e-6)).clamp(max=1.0)

@@ -1,5 +1,6 @@
 """Everything that training changes, in one place: it saves itself, restores itself and selects runs."""
 
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from dissensus.train.averaging import GradientAverage, WeightAverage
 from dissensus.train.convergence import Freezing
 from dissensus.train.early_stopping import EarlyStopping
 from dissensus.train.history import Failure
+from dissensus.train.lowered_weights import Gradient, LoweredGradient
 from dissensus.train.member_optimizers import MemberOptimizers
 from dissensus.train.memory import MemoryPlan
 from dissensus.train.notification import Stop
@@ -231,12 +233,12 @@ class TrainState:
                 total.zero_()
             running_means.add(self.latest, mean, examples, self.settings.sampling, self.sampled, self.step_weight)
 
-    def finite_runs(self, total: Float[Tensor, " R"], grad: Tensor) -> Bool[Tensor, " R"]:
+    def finite_runs(self, total: Float[Tensor, " R"], grad: Gradient) -> Bool[Tensor, " R"]:
         """Runs that may go on: total and gradient are finite, or all rows rest. Nothing is read back to the host."""
-        if grad.numel():
-            largest = torch.linalg.vector_norm(grad.view(self.runs, -1), math.inf, 1)
-        else:  # members have nothing to train but what they share
-            largest = grad.new_zeros(self.runs)
+        parts = grad.parts if isinstance(grad, LoweredGradient) else [grad] * (grad.numel() > 0)
+        norms = [torch.linalg.vector_norm(part.view(self.runs, -1), math.inf, 1) for part in parts]
+        # Without any, members have nothing to train but what they share.
+        largest = functools.reduce(torch.maximum, norms) if norms else torch.zeros_like(total)
         if self.shared is not None and self.shared.grad is not None:
             largest = torch.maximum(largest, torch.linalg.vector_norm(self.shared.grad, math.inf, 1))
         return (total.isfinite() & largest.isfinite()) | ~self.active_runs()
@@ -258,11 +260,11 @@ class TrainState:
         self.stops[self.run_ids[place]] = Stop(callback, self.steps)
         self.active[place * self.members : (place + 1) * self.members] = False
 
-    def active_gradient(self, grad: Tensor) -> Tensor:
+    def active_gradient(self, grad: Gradient) -> Gradient:
         """A gradient with zeros for rows that rest."""
         rows = self.sampled_rows()
         active = self.active if rows is None else self.active[rows]
-        return torch.where(active.unsqueeze(1), grad, 0.0)
+        return grad.where(active) if isinstance(grad, LoweredGradient) else torch.where(active.unsqueeze(1), grad, 0.0)
 
     def retire(self, done: Bool[Tensor, " R"]) -> bool:
         """Put runs that are done aside, with their best weights; return whether the other runs were selected."""
