@@ -5,9 +5,9 @@ Usage: python benchmarks/heads.py [--json FILE] [--members 2 5 10 20 50 100] [--
 Features are synthetic, 768 numbers each, of 1,000 classes; heads are 768-768-1000, batches 256. ``--drawn K:M`` draws K
 of M members per step. Each row is one training of three epochs, of which the median of the last two is told: the first
 chooses a backend and captures a graph. With ``--timed N`` epochs have N examples and times are scaled to the whole.
-``--fused`` trains every row with all members once more, with one kernel for what pairs read from logits, and tells the
-difference of the losses. ``--profile`` tells instead which kernels a step of each row spends its time in, by PyTorch's
-profiler.
+``--fused`` trains every row with all members once more, with one kernel for what pairs read from logits. ``--casts``
+trains it with weights that autocast casts in every step, instead of copies in bfloat16. Both tell the difference of the
+losses. ``--profile`` tells instead which kernels a step of each row spends its time in, by PyTorch's profiler.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from provenance import command_line, library
 
 import dissensus as ds
 from dissensus.objectives import pair_pass
+from dissensus.train import lowered_weights
 
 INPUTS, CLASSES, BATCH = 768, 1000, 256
 PROFILED = 100
@@ -43,10 +44,11 @@ def features(examples: int, device: torch.device) -> tuple[torch.Tensor, torch.T
 
 
 def timed(
-    x: torch.Tensor, y: torch.Tensor, members: int, drawn: int, whole: int, *, fused: bool = False
+    x: torch.Tensor, y: torch.Tensor, members: int, drawn: int, whole: int, *, fused: bool = False, copies: bool = True
 ) -> dict[str, Any]:
     """One training, and what it took."""
     gpu = x.is_cuda
+    lowered_weights.DEVICES = {"cuda"} if copies else set()
     ensemble = ds.Ensemble(partial(ds.nets.mlp, INPUTS, CLASSES, (INPUTS,)), members).to(x.device)
     if gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -76,6 +78,7 @@ def timed(
         "paper_seconds": PAPER.get((members, drawn)),
         "loss": history.column("loss"),
         "fused": fused and gpu and not pair_pass._refused,
+        "copies": copies and gpu and drawn == members and "bf16" in history.precision,
     }
     print(row, flush=True)
     return row
@@ -121,6 +124,9 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1_281_167)
     parser.add_argument("--timed", type=int, help="examples of an epoch that are timed; by default all")
     parser.add_argument("--fused", action="store_true", help="with one kernel for pairs too, beside the way without")
+    parser.add_argument(
+        "--casts", action="store_true", help="with weights cast in every step too, beside the way without"
+    )
     parser.add_argument("--profile", action="store_true", help="tell kernels of a step, not seconds of an epoch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
@@ -141,9 +147,10 @@ def main() -> None:
         if args.profile and drawn < members:
             continue
         rows.append(profiled(x, y, members) if args.profile else timed(x, y, members, drawn, args.examples))
-        if args.fused and not args.profile and drawn == members:
-            apart = rows[-1]
-            rows.append(timed(x, y, members, drawn, args.examples, fused=True))
+        apart = rows[-1]
+        others = [{"fused": True}] * args.fused + [{"copies": False}] * args.casts
+        for other in others if drawn == members and not args.profile else []:
+            rows.append(timed(x, y, members, drawn, args.examples, **other))
             told = {"saved": 1 - rows[-1]["seconds_per_epoch"] / apart["seconds_per_epoch"]}
             told["loss_difference"] = max(abs(a - b) for a, b in zip(rows[-1]["loss"], apart["loss"], strict=True))
             rows[-1] |= told
