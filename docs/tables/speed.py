@@ -51,8 +51,8 @@ steps, with the seconds until its first step is done, which measuring and compil
 """
 STACKED_WAYS = ("by hand", "streams", "vmap", "stacked")
 STACKED_LAYERS = """\
-Microseconds of one operation of all members: cuDNN on a stream per member, and the fastest tile of our kernels. The last
-columns are batch norm, the sum with a residual and ReLU, in both directions.
+Microseconds of one operation of all members: cuDNN on a stream per member → the fastest tile of our kernels. The last
+column is batch norm, the sum with a residual and ReLU, in both directions.
 """
 OPERATIONS = {"forward": "outputs", "input gradient": "gradient of inputs", "weight gradient": "gradient of weights"}
 COMPILED_WAYS = ("by hand", "by hand, compiled", "auto", "auto, compiled")
@@ -200,6 +200,7 @@ def heads(result: Result) -> str:
             f"{row['paper_seconds'] or ''}",
         ]
         for row in result["rows"]
+        if "without" not in row
     ]
     header = (
         "members",
@@ -210,7 +211,12 @@ def heads(result: Result) -> str:
         "peak MiB",
         "the paper's seconds",
     )
-    return table(header, rows)
+    others = [
+        f"Without {row['without']}, {row['members']} heads take {row['milliseconds_per_step']:.2f} ms a step."
+        for row in result["rows"]
+        if "without" in row
+    ]
+    return "\n\n".join([table(header, rows), *([" ".join(others)] if others else [])])
 
 
 def heads_profile(result: Result) -> str:
