@@ -76,6 +76,15 @@ def test_logits_on_a_cpu_are_not_fused():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_member_of_nan_does_not_end_the_process_on_a_gpu():
+    logits, labels = (tensor.detach().cuda() for tensor in case(dtype=torch.float32))
+    logits[1] = float("nan")
+    statistics = pair_pass.pair_statistics(logits, labels)
+    assert statistics.at_label[[0, 2, 3]].isfinite().all()
+    assert statistics.predicted.max().item() < 5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_the_objective_on_a_gpu_is_that_in_float64(scale, monkeypatch):
     logits, labels = case(5, 64, 1000, scale)
@@ -113,6 +122,10 @@ KERNELS = """
     logits, labels = case(2, 3, 5, 1.0, torch.float32)
     at_label = pair_pass.pair_statistics(logits, labels + 5)[0]
     assert at_label.isnan().all()  # where PyTorch would end the process
+    launched.pop()
+    logits.data[1] = float("nan")  # of one member: the other's numbers stay, and every predicted class exists
+    at_label, _, _, predicted = pair_pass.pair_statistics(logits, labels)
+    assert at_label[0].isfinite().all() and predicted.max() < 5
     launched.pop()
     assert launched == ["forward_rows", "backward_rows"] * 4, launched
     assert not pair_pass._refused

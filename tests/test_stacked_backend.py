@@ -129,6 +129,21 @@ def norm_errors(case, *, dtype=torch.float64, device="cpu"):
     return [relative_error(mine, theirs) for mine, theirs in pairs]
 
 
+def outlier_error(dtype=torch.float32, device="cpu"):
+    """The error of batch norm where the first image is far from all others, relative to the largest output."""
+    x = drawn(2, 64, 3, 16, 16, dtype=dtype, device=device)
+    x[:, 0, :, 0, 0] = 1e3
+    statistics = [torch.zeros(2, 3, device=device), torch.ones(2, 3, device=device)]
+    affine = [torch.ones(2, 3, device=device), torch.zeros(2, 3, device=device)]
+    how = {"training": True, "momentum": 0.1, "eps": 1e-5, "relu": False}
+    y = stacked_norm.batch_norm(x, tuple(statistics), tuple(affine), None, **how)
+    exact = [tensor.double().cpu() for tensor in (x, *affine)]
+    plain = [torch.zeros(2, 3).double(), torch.ones(2, 3).double()]
+    expected, moved = normed_by_hand(exact[0], plain, exact[1:], None, training=True, relu=False)
+    errors = [relative_error(y, expected), *map(relative_error, statistics, moved)]
+    return max(errors)
+
+
 @pytest.fixture
 def routed(monkeypatch):
     """Let all convolutions run in one way."""
@@ -146,6 +161,29 @@ def test_convolutions_are_those_of_each_member(case, way, shared, routed):
 @pytest.mark.parametrize("case", NORMS)
 def test_batch_norm_is_that_of_each_member(case):
     assert max(norm_errors(NORMS[case])) < 1e-11
+
+
+@pytest.mark.parametrize("of_inputs", [KERNEL, STREAMS, GROUPED])
+@pytest.mark.parametrize("of_weights", [KERNEL, STREAMS, GROUPED])
+def test_streams_of_members_lie_in_no_other_streams(of_inputs, of_weights, monkeypatch):
+    """Memory that one of two jobs frees on a stream is the other's before all have read it."""
+    depths, depth = [], [0]
+
+    def side_by_side(jobs, device):
+        depth[0] += 1
+        depths.append(depth[0])
+        results = [job() for job in jobs]
+        depth[0] -= 1
+        return results
+
+    routes = Routes(GROUPED, of_inputs, of_weights)
+    monkeypatch.setattr(stacked_convolution, "side_by_side", side_by_side)
+    monkeypatch.setattr(stacked_convolution, "_routes", lambda *_: routes)
+    monkeypatch.setitem(stacked_convolution.WAYS, KERNEL, stacked_convolution.WAYS[GROUPED])
+    x, weight = drawn(M, 2, 3, 4, 4).requires_grad_(), drawn(M, 5, 3, 3, 3).requires_grad_()
+    y = stacked_convolution.convolution(x, weight, None, (1, 1), (1, 1), Ways())
+    torch.autograd.grad(y.square().sum(), [x, weight])
+    assert set(depths) == {1}
 
 
 @pytest.mark.parametrize("way", [GROUPED, STREAMS])
@@ -227,8 +265,52 @@ class Viewed(nn.Module):
         return self.head(x.reshape(x.shape[0], 20)).view(x.size(0), -1)
 
 
+class Wide(nn.Module):
+    """Layers of many channels, which cuDNN computes on streams."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(2, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU()),
+            *(nn.Conv2d(128, 160, 3, padding=1, stride=2), nn.BatchNorm2d(160), nn.ReLU()),
+            *(nn.Conv2d(160, 160, 3, padding=1), nn.BatchNorm2d(160), nn.ReLU()),
+        )
+        self.head = nn.Linear(160, 3)
+
+    def forward(self, x):
+        return self.head(self.layers(x).mean((2, 3)))
+
+
+class CalledTwice(nn.Module):
+    """A batch norm whose first output meets a ReLU after its second call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(2, 4, 3, padding=1) for _ in range(2))
+        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        before = self.norm(self.first(x))
+        after = torch.tanh(self.norm(3 * self.second(x) + 1))
+        return self.head((torch.relu(before) * after).mean((2, 3)))
+
+
+class Broadcast(nn.Module):
+    """A sum of batch norm with something of fewer axes, which eight images of 8×8 make possible."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return (self.norm(h) + h.mean((2, 3))).mean((2, 3))  # [8, 8] beside [8, 8, 8, 8]
+
+
 NETWORKS = {
     "pooled": Pooled,
+    "wide": Wide,
+    "batch norm called twice": CalledTwice,
     "dropout": functools.partial(Pooled, 0.3),
     "cnn": functools.partial(ds.nets.cnn, 2, 3, 8, (3, 4), batch_norm=True),
     "plain cnn": functools.partial(ds.nets.cnn, 2, 3, 8, (3, 4), dropout=0.2),
@@ -255,7 +337,7 @@ def assert_trained_alike(loop, stacked, **tolerance):
         torch.testing.assert_close(tensors[name], tensor, msg=lambda m, n=name: f"{n}: {m}", **tolerance)
 
 
-@pytest.mark.slow(cases=["resnet20-*"])
+@pytest.mark.slow(cases=["resnet20-*", "wide-*"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_training_equals_the_loop(network, channels_last):
@@ -317,6 +399,29 @@ def test_transforms_of_torch_look_into_passes():
 
     torch.testing.assert_close(derivatives(ensemble), derivatives(loop))
     assert ensemble.body.ran == "stacked"
+
+
+def test_transforms_over_any_parameter_are_the_loops():
+    build = NETWORKS["cnn"]
+    ensemble, loop = (ds.Ensemble(lambda: build().double(), M, seed=1, backend=b).eval() for b in ("stacked", "loop"))
+    x = image_data(4)[0]
+    torch.testing.assert_close(ensemble(x), loop(x))  # which chooses backends, once and outside of transforms
+    for name, parameter in ensemble.named_parameters():
+        values = torch.stack([parameter.detach(), 2 * parameter.detach()])
+        results = [
+            torch.func.vmap(lambda value, ens=ens: torch.func.functional_call(ens, {name: value}, (x,)))(values)  # noqa: B023
+            for ens in (ensemble, loop)
+        ]
+        torch.testing.assert_close(*results)
+    assert ensemble.body.ran == "stacked"
+
+
+@pytest.mark.parametrize("members", [1, 8])
+def test_a_residual_of_fewer_axes_is_aligned_as_each_members_is(members):
+    x = image_data(8)[0]
+    ensembles = [ds.Ensemble(lambda: Broadcast().double(), members, seed=1, backend=b) for b in ("stacked", "loop")]
+    torch.testing.assert_close(*[ensemble(x) for ensemble in ensembles])
+    assert ensembles[0].body.ran == "stacked"
 
 
 def calls_of(build):
@@ -589,6 +694,15 @@ def test_ways_are_kept_with_choices(tmp_path):
     assert other.ways == {}
 
 
+def test_a_checkpoint_keeps_the_ways_of_all_shapes(as_on_a_gpu, tmp_path):
+    ensemble = ds.Ensemble(NETWORKS["plain cnn"], M, backend="stacked", seed=1)
+    data = image_data(20, torch.float32)  # the last batch of an epoch is smaller
+    ds.fit(ensemble, data, cross_entropy, epochs=2, batch_size=8, checkpoint=tmp_path / "c")
+    kept = "".join(file.read_text() for file in (tmp_path / "c").rglob("choices*"))
+    assert len(ensemble.body.choices.ways) > 6
+    assert all(way in kept for way in ensemble.body.choices.ways)
+
+
 def test_passes_take_ways_from_choices_and_a_rule_where_wanted():
     ensemble = ds.Ensemble(NETWORKS["cnn"], M, backend="stacked")
     x = image_data(dtype=torch.float32)[0]
@@ -644,6 +758,7 @@ def kernels_checked():
         errors = norm_errors(case, dtype=torch.float32)
         assert max(errors) < 1e-4, (name, errors)
         assert_inside()
+    assert outlier_error() < 1e-4
     torch.Tensor.new_empty = new_empty
     expected = {"convolve", "weigh", "add_parts", "norm_sums", "norm_statistics", "norm_rows", "norm_gradient"}
     assert set(launched) == expected, set(launched)
@@ -738,6 +853,18 @@ def kernels_compiled():
             assert made.asm["cubin"]
 
 
+def sums_of_one_number_compile():
+    """Triton makes a constant of a size of 1."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = {"size": 1, "SPLITS": 4, "SIZE": 256}
+    signature = {"parts": "*fp32", "total": "*fp32", **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(triton_launch.kernels().add_parts, signature, constants)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
 def loads_are_wide():
     """Images are read 16 bytes at a time, ahead of the products: without that, kernels take three times as long."""
     import triton
@@ -776,6 +903,7 @@ def test_kernels_compile_for_gpus(tmp_path):
 @pytest.mark.slow
 def test_kernels_read_many_numbers_at_a_time(tmp_path):
     run_alone("loads_are_wide()", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    run_alone("sums_of_one_number_compile()", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
 
 
 # On a GPU.
@@ -798,6 +926,11 @@ def test_convolutions_are_those_of_each_member_on_a_gpu(case, way, dtype, routed
 @pytest.mark.parametrize("case", NORMS)
 def test_batch_norm_is_that_of_each_member_on_a_gpu(case):
     assert max(norm_errors(NORMS[case], dtype=torch.float32, device="cuda")) < 1e-4
+
+
+@GPU
+def test_outliers_cost_batch_norm_no_digits_on_a_gpu():
+    assert outlier_error(device="cuda") < 1e-4
 
 
 @GPU

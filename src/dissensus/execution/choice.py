@@ -92,6 +92,7 @@ class Choices(dict[Mode, Choice]):
         super().__init__()
         self.ways = Ways()
         """Ways of operations that have several, which the chosen backends share."""
+        self._written_ways: dict[str, str] = {}
         self.joined: dict[Mode, str | None] = {}
         """With several runs whose members share weights: the backend whose passes are joined, by mode; None: none."""
 
@@ -129,7 +130,13 @@ class Choices(dict[Mode, Choice]):
         self.joined[mode] = backend
         self._write()
 
+    def keep_ways(self) -> None:
+        """Write ways that passes of further shapes have chosen since."""
+        if dict(self.ways) != self._written_ways:
+            self._write()
+
     def _write(self) -> None:
+        self._written_ways = dict(self.ways)
         if self.file is not None and self:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             choices = [(mode, choice[:3]) for mode, choice in self.items()]
@@ -501,7 +508,8 @@ def _problem(trial: TrialPass, name: str, form: str) -> str:
         return f"its outputs differ from those of backend {name}"
     if not all(close(written[name_of], buffers[name_of], most) for name_of in buffers):
         return f"what it writes to buffers differs from backend {name}"
-    if not all(_near(grad, gradient, most) for grad, gradient in zip(grads, gradients, strict=True)):
+    alike = len(grads) == len(gradients) and all(map(_near, grads, gradients, [most] * len(grads)))
+    if not alike:
         return f"its gradients differ from those of backend {name}"
     return ""
 

@@ -63,7 +63,7 @@ def convolution(
 
     A batch that all members share may be an expanded tensor, which is not copied.
     """
-    if is_transformed(x, weight):
+    if is_transformed(x, weight, *([] if bias is None else [bias])):
         return stacked_convolution(x, weight, bias, stride, padding)
     dtype = _autocast_dtype(weight)
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -140,8 +140,10 @@ class _Convolution(torch.autograd.Function):
             jobs.append(lambda: _InputGradient.apply(dy, weight, x.shape, ctx.geometry, ctx.routes))
         if of_weight:
             jobs.append(lambda: _WeightGradient.apply(x, dy, weight.detach(), ctx.geometry, ctx.routes))
-        # Kernels of few members leave room on a card. Gradients that are differentiated again keep to one stream.
-        together = len(jobs) > 1 and not torch.is_grad_enabled()
+        # Kernels of few members leave room on a card. Gradients that are differentiated again keep to one stream. So do
+        # those with a stream for each member: streams of one job would take memory that the other still reads.
+        alone = STREAMS in (ctx.routes.input_gradient, ctx.routes.weight_gradient)
+        together = len(jobs) > 1 and not (alone or torch.is_grad_enabled())
         results = iter(side_by_side(jobs, dy.device) if together else [job() for job in jobs])
         return (
             next(results) if of_x else None,

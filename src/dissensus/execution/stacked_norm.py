@@ -11,6 +11,8 @@ from dissensus.execution.triton_launch import is_transformed, launch, parts_of, 
 
 PROGRAMS = 1024
 """Programs that fill a card, about; sums over rows are cut into parts to have as many."""
+FIRST_ROWS = 32
+"""Rows whose mean is taken away before squares are summed."""
 
 
 def batch_norm(
@@ -39,6 +41,8 @@ def batch_norm(
     uses_batch = training or statistics is None
     rows = x.numel() // (len(x) * x.shape[2]) if x.numel() else 0
     tensors = [x, *(statistics or ()), *(affine or ()), *([] if residual is None else [residual])]
+    if residual is not None and residual.ndim < x.ndim:  # is broadcast from the right, as each member's is
+        residual = residual.view(len(residual), *[1] * (x.ndim - residual.ndim), *residual.shape[1:])
     fits = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
     plain = not rows or (rows == 1 and uses_batch) or not fits or not triton_launch.runs_kernels(x)
     if plain or is_transformed(*tensors) or not all(t.is_contiguous() for t in statistics or ()):
@@ -168,11 +172,12 @@ def kernel_norm(
             x,
             x,
             x,
-            x,
+            mean,
             x,
             parts,
             members,
             rows,
+            FIRST=FIRST_ROWS,
             EACH=each,
             BACKWARD=False,
             RELU=False,
@@ -185,7 +190,6 @@ def kernel_norm(
         launch(
             "norm_statistics",
             (members, blocks),
-            x,
             parts,
             mean,
             rstd,
@@ -251,6 +255,7 @@ def kernel_norm_gradient(
         parts,
         members,
         rows,
+        FIRST=FIRST_ROWS,
         EACH=each,
         BACKWARD=True,
         ROWS=lines,

@@ -6,6 +6,7 @@ Batch norm, the sum with a residual after it and the ReLU after that are one ope
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -43,14 +44,16 @@ def _prepare(skeleton: Skeleton, graph: fx.Graph) -> None:
     network, keys = skeleton.network, keys_of(skeleton, skeleton.tensors().values())
     if not any(_is_convolution(network, node, keys) for node in graph.nodes):
         raise Unsupported("it has no 2-D convolutions of members, for which there are kernels")
-    for node in list(graph.nodes):
-        if _is_norm(network, node, keys):
-            _fuse(network, graph, node)
+    norms = [node for node in graph.nodes if _is_norm(network, node, keys)]
+    calls = Counter(network.get_submodule(str(norm.target)) for norm in norms)
+    for norm in norms:
+        _fuse(network, graph, norm, moves=calls[network.get_submodule(str(norm.target))] == 1)
 
 
-def _fuse(network: nn.Module, graph: fx.Graph, norm: fx.Node) -> None:
+def _fuse(network: nn.Module, graph: fx.Graph, norm: fx.Node, *, moves: bool) -> None:
+    """Join a batch norm with what follows it; one that is called twice stays, since its statistics have an order."""
     last, residual = norm, ()
-    user = _only_user(norm)
+    user = _only_user(norm) if moves else None
     if user is not None and _is_sum(network, user):
         last, residual = user, tuple(value for value in user.args if value is not norm)
         user = _only_user(last)

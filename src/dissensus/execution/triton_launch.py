@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
 from dissensus.execution.graphs import on
@@ -45,7 +45,7 @@ def is_transformed(*tensors: Tensor) -> bool:
 
     They look into torch's operations, and not into functions of ours.
     """
-    if torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors)):
+    if torch.compiler.is_compiling() or _are_functorch_transforms_active():
         return True
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 

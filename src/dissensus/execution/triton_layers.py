@@ -175,12 +175,13 @@ def weigh(
 @triton.jit
 def add_parts(parts, total, size, SPLITS: tl.constexpr, SIZE: tl.constexpr):
     """Sums over the first axis of ``parts [splits, size]``."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = at < size
+    own = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    at, inside = own, own < size
     value = tl.zeros((SIZE,), dtype=tl.float32)
-    for split in range(SPLITS):
-        value += tl.load(parts + split * size.to(tl.int64) + at, mask=inside, other=0.0)
-    tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
+    for _ in range(SPLITS):
+        value += tl.load(parts + at, mask=inside, other=0.0)
+        at += size
+    tl.store(total + own, value.to(total.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -196,13 +197,15 @@ def norm_sums(
     CHANNELS: tl.constexpr,
     BACKWARD: tl.constexpr,
     RELU: tl.constexpr,
+    FIRST: tl.constexpr,
     EACH: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Two sums of every channel over a part of the rows: of x − x₀ and its square, or of the gradient g and of g x̂.
 
-    x₀ is the first row, so that squares of numbers far from zero lose no digits.
+    x₀ is the mean of the FIRST rows, so that squares of numbers far from zero lose no digits, and one row that is far
+    from the others costs none either. It is written where the mean will be.
     """
     split, member = tl.program_id(0), tl.program_id(1).to(tl.int64)
     channel = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
@@ -213,7 +216,13 @@ def norm_sums(
         centre = tl.load(mean + member * CHANNELS + channel, mask=known, other=0.0)
         scale = tl.load(rstd + member * CHANNELS + channel, mask=known, other=0.0)
     else:
-        centre = tl.load(x + own + channel, mask=known, other=0.0).to(tl.float32)
+        early = tl.arange(0, FIRST)
+        places = early[:, None] * CHANNELS + channel[None, :]
+        there = (early < rows)[:, None] & known[None, :]
+        sums = tl.sum(tl.load(x + own + places, mask=there, other=0.0).to(tl.float32), 0)
+        centre = sums / tl.minimum(rows, FIRST)
+        if tl.program_id(0) == 0:
+            tl.store(mean + member * CHANNELS + channel, centre, mask=known)
     for first in range(0, EACH, ROWS):
         row = split * EACH + first + tl.arange(0, ROWS)
         at = row[:, None] * CHANNELS + channel[None, :]
@@ -236,7 +245,6 @@ def norm_sums(
 
 @triton.jit
 def norm_statistics(
-    x,
     parts,
     mean,
     rstd,
@@ -262,8 +270,8 @@ def norm_statistics(
         second_sum += tl.load(parts + at + CHANNELS, mask=known, other=0.0)
     shift = first_sum / rows
     variance = tl.maximum(second_sum / rows - shift * shift, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    value = tl.load(x + member * rows * CHANNELS + channel, mask=known, other=0.0).to(tl.float32) + shift
     own = member * CHANNELS + channel
+    value = tl.load(mean + own, mask=known, other=0.0) + shift
     tl.store(mean + own, value, mask=known)
     tl.store(rstd + own, 1.0 / tl.sqrt(variance + eps), mask=known)
     if TRACKED:

@@ -12,6 +12,7 @@ import functools
 import importlib
 import logging
 import math
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -153,9 +154,10 @@ def runs_kernels(logits: Tensor) -> bool:
 def _launch(name: str, rows: int, classes: int, arguments: list[Any]) -> bool:
     """Run a kernel over all rows; False, with a notice, where Triton cannot compile it."""
     size = max(1 << (classes - 1).bit_length(), 16)
-    warps = 4 if size <= 2048 else 8
+    warps, device = 4 if size <= 2048 else 8, arguments[0].device
     try:
-        getattr(kernels(), name)[(rows,)](*arguments, SIZE=size, num_warps=warps)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            getattr(kernels(), name)[(rows,)](*arguments, SIZE=size, num_warps=warps)
     except Exception as reason:  # a missing compiler may raise anything
         _refused.append((str(reason).splitlines() or [type(reason).__name__])[0])
         log.warning("pairs of members are compared in several passes: %s", _refused[0])

@@ -14,7 +14,8 @@ def forward_rows(logits, labels, log_sum, at_label, log_rest, predicted, batch, 
     place = tl.arange(0, SIZE)
     z = tl.load(logits + row * classes + place, mask=place < classes, other=float("-inf")).to(tl.float32)
     top = tl.max(z, 0)
-    best = tl.min(tl.where(z == top, place, SIZE), 0)
+    is_best = ((z == top) | (z != z)) & (place < classes)  # a row of NaN has a class, too: others look it up
+    best = tl.min(tl.where(is_best, place, SIZE), 0)
     others = tl.where(place == best, float("-inf"), z)
     second = tl.max(others, 0)
     rest = tl.sum(tl.exp(others - second), 0)

@@ -155,6 +155,7 @@ class Checkpointer:
     def write(self, engine: Engine) -> None:
         """Write a checkpoint now, and keep the one before it."""
         start, state, ranks = time.perf_counter(), engine.state, self.ranks
+        engine.body.choices.keep_ways()
         if engine.captured is not None and state.in_epoch:
             engine.captured.tell(engine)
         source = _read_on(engine)
