@@ -3,6 +3,7 @@
 import functools
 import itertools
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import dissensus as ds
 from dissensus.execution import choice
 from dissensus.execution.choice import interleaved, seconds_allowed, settled, typical
+from dissensus.execution.weights import Packed
 
 pytestmark = pytest.mark.measures_backends
 
@@ -170,3 +172,48 @@ def test_times_of_measuring_do_not_enter_files(tmp_path):
     again = choice.Choices()
     again.keep_in(tmp_path / "choices.json", "network")
     assert again[mode] == choice.Choice("vmap", {"loop": 2.0, "vmap": 1.0}, {})
+
+
+def trial_of(ensemble, x):
+    body = ensemble.body
+    weights = Packed(body.layout(), body.packed().requires_grad_(), None)
+    return choice.TrialPass(body.skeleton, weights, body.state(), x, False)
+
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor, None
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0, float("nan")])
+def test_backends_with_other_gradients_than_the_loop_are_refused(factor, monkeypatch):
+    def run(*arguments):
+        return WrongGradient.apply(choice.BACKENDS["batched"].run(*arguments), factor)
+
+    monkeypatch.setitem(choice.BACKENDS, "vmap", replace(choice.BACKENDS["vmap"], run=run))
+    ensemble = ds.Ensemble(functools.partial(ds.nets.mlp, 4, 3, (8,)), 3, seed=0)
+    trial, refused = trial_of(ensemble, torch.randn(5, 4)), {}
+    right = choice._with_right_gradients(trial, ["loop", "batched", "vmap"], refused)
+    if factor == 1:
+        assert (right, refused) == (["loop", "batched", "vmap"], {})
+    else:
+        assert (right, refused) == (["loop", "batched"], {"vmap": "its gradients differ from the loop's"})
+    with torch.no_grad():
+        assert choice._with_right_gradients(trial, ["loop", "vmap"], {}) == ["loop", "vmap"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gradients_are_compared_on_a_gpu(monkeypatch):
+    def run(*arguments):
+        return WrongGradient.apply(choice.BACKENDS["batched"].run(*arguments), -1.0)
+
+    monkeypatch.setitem(choice.BACKENDS, "vmap", replace(choice.BACKENDS["vmap"], run=run))
+    ensemble = ds.Ensemble(functools.partial(ds.nets.mlp, 4, 3, (8,)), 3, seed=0).cuda()
+    ensemble(torch.randn(5, 4, device="cuda"))
+    assert ensemble.choices[0].refused["vmap"] == "its gradients differ from the loop's"

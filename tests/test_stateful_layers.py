@@ -250,14 +250,49 @@ def test_frozen_parameters_may_have_another_dtype_in_fit():
         assert torch.equal(ensemble.member(i).first.weight, module.first.weight)
 
 
+def attention_kernels():
+    return torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_attention_under_vmap_on_a_gpu_takes_kernels_that_have_a_derivative_there():
     on_gpu, on_cpu = SimpleNamespace(is_cuda=True), torch.zeros(1)
+    before = attention_kernels()
+    assert before == (True, True)
     with suppress(KeyboardInterrupt), vmapped._attention_with_a_rule(on_gpu):
-        assert not torch.backends.cuda.mem_efficient_sdp_enabled()
+        assert attention_kernels() == (False, False)
         raise KeyboardInterrupt
-    assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert attention_kernels() == before
     with vmapped._attention_with_a_rule(on_cpu):
-        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+        assert attention_kernels() == before
+
+
+class Attention(nn.Module):
+    """Attention as in a ViT: 64 numbers in each head, and a number of tokens that fits no tile."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.head = nn.Linear(64, 384), nn.Linear(128, 3)
+
+    def forward(self, x):
+        query, key, value = self.into(x).unflatten(-1, (3, 2, 64)).permute(2, 0, 3, 1, 4)
+        return self.head(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_attention_in_half_precision_on_a_gpu_has_the_loops_gradients_under_vmap(dtype):
+    torch.manual_seed(0)
+    x = torch.randn(4, 197, 64, device="cuda")
+    gradients = []
+    for backend in ("loop", "vmap"):
+        ensemble = ds.Ensemble(Attention, 3, backend=backend, seed=0).cuda()
+        with torch.autocast("cuda", dtype):
+            outputs = ensemble(x)
+        outputs.float().square().sum().backward()
+        assert ensemble.body.ran == backend
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in ensemble.parameters()]))
+    assert gradients[1].isfinite().all()
+    assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

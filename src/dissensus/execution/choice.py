@@ -217,7 +217,9 @@ def chosen(
     started = time.perf_counter()
     with generators_kept(first_tensor(x).device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
-        candidates, refused = _candidates(trial)
+        candidates, refused, repeatable = _candidates(trial)
+        if repeatable and first_tensor(x).is_cuda and not by_rule:
+            candidates = _with_right_gradients(trial, candidates, refused)
         if not by_rule and len(candidates) > 1:
             milliseconds = _measured(trial, candidates, refused, replayed, passes)
         if milliseconds and passes is not None:
@@ -240,8 +242,8 @@ def _ruled(skeleton: Skeleton, candidates: list[str], replayed: bool) -> str:
     return "streams" if replayed and "streams" in candidates else LOOP.name
 
 
-def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
-    """Backends that give the loop's outputs, and the reasons of the others.
+def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str], bool]:
+    """Backends that give the loop's outputs, the reasons of the others, and whether equal passes are equal.
 
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
     """
@@ -266,7 +268,33 @@ def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
                 refused[name] = "what it writes to buffers differs from the loop's"
             else:
                 candidates.append(name)
-    return candidates, refused
+    return candidates, refused, repeatable
+
+
+def _with_right_gradients(trial: TrialPass, candidates: list[str], refused: dict[str, str]) -> list[str]:
+    """Candidates whose gradients are the loop's.
+
+    Kernels of a GPU may have outputs without an error and a derivative with one, as attention under ``vmap`` had.
+    """
+    if not torch.is_grad_enabled() or len(candidates) == 1:
+        return candidates
+    try:
+        reference = trial.results(LOOP.run)[2]
+    except torch.OutOfMemoryError:  # measuring says so, and goes on as it can
+        return candidates
+    most = max(map(tolerance, {torch.bfloat16, *(grad.dtype for grad in reference)}))  # TF32, and sums in another order
+    right = [LOOP.name]
+    for name in candidates[1:]:
+        try:
+            grads = trial.results(_run_of(name))[2]
+        except Exception as error:  # its backward pass: the forward pass has run before
+            refused[name] = first_line(error)
+            continue
+        if _alike(grads, reference, most):
+            right.append(name)
+        else:
+            refused[name] = "its gradients differ from the loop's"
+    return right
 
 
 def _measure_compiling(
@@ -508,10 +536,7 @@ def _problem(trial: TrialPass, name: str, form: str) -> str:
         return f"its outputs differ from those of backend {name}"
     if not all(close(written[name_of], buffers[name_of], most) for name_of in buffers):
         return f"what it writes to buffers differs from backend {name}"
-    alike = len(grads) == len(gradients) and all(map(_near, grads, gradients, [most] * len(grads)))
-    if not alike:
-        return f"its gradients differ from those of backend {name}"
-    return ""
+    return "" if _alike(grads, gradients, most) else f"its gradients differ from those of backend {name}"
 
 
 def compiler_reason(error: Exception) -> str:
@@ -523,6 +548,10 @@ def compiler_reason(error: Exception) -> str:
     lines = (line.strip() for line in str(error).splitlines())
     why = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
     return f"{first_line(error)}: {why}"[:300] if why else first_line(error)
+
+
+def _alike(gradients: list[Tensor], reference: list[Tensor], most: float) -> bool:
+    return len(gradients) == len(reference) and all(map(_near, gradients, reference, [most] * len(reference)))
 
 
 def _near(gradient: Tensor, reference: Tensor, most: float) -> bool:

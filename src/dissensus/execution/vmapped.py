@@ -54,18 +54,25 @@ def _speed_not_warned_of() -> Iterator[None]:
 
 @contextmanager
 def _attention_with_a_rule(x: Tensor) -> Iterator[None]:
-    """A block in which attention on a GPU does not take PyTorch's memory-efficient kernel.
+    """A block in which attention on a GPU takes neither PyTorch's memory-efficient kernel nor cuDNN's.
 
-    Under ``vmap`` its derivative fails: it refuses the layout of what the forward pass has kept.
+    Under ``vmap`` no activation seems to want a gradient, so their forward passes do not keep what their derivatives
+    read. The memory-efficient one refuses then; cuDNN's computes with whatever lies in memory.
     """
-    if not x.is_cuda or torch.compiler.is_compiling() or not torch.backends.cuda.mem_efficient_sdp_enabled():
-        yield
-        return
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    kernels = torch.backends.cuda
+    switches = [
+        (kernels.mem_efficient_sdp_enabled, kernels.enable_mem_efficient_sdp),
+        (kernels.cudnn_sdp_enabled, kernels.enable_cudnn_sdp),
+    ]
+    off = x.is_cuda and not torch.compiler.is_compiling()
+    before = [(enable, is_enabled()) for is_enabled, enable in switches] if off else []
+    for enable, _ in before:
+        enable(False)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_mem_efficient_sdp(True)
+        for enable, enabled in before:
+            enable(enabled)
 
 
 def _has_attention(skeleton: Skeleton) -> bool:
