@@ -258,11 +258,11 @@ def test_attention_under_vmap_on_a_gpu_takes_kernels_that_have_a_derivative_ther
     on_gpu, on_cpu = SimpleNamespace(is_cuda=True), torch.zeros(1)
     before = attention_kernels()
     assert before == (True, True)
-    with suppress(KeyboardInterrupt), vmapped._attention_with_a_rule(on_gpu):
+    with suppress(KeyboardInterrupt), vmapped.attention_with_derivative(on_gpu):
         assert attention_kernels() == (False, False)
         raise KeyboardInterrupt
     assert attention_kernels() == before
-    with vmapped._attention_with_a_rule(on_cpu):
+    with vmapped.attention_with_derivative(on_cpu):
         assert attention_kernels() == before
 
 

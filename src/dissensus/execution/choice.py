@@ -290,7 +290,7 @@ def _with_right_gradients(trial: TrialPass, candidates: list[str], refused: dict
         except Exception as error:  # its backward pass: the forward pass has run before
             refused[name] = first_line(error)
             continue
-        if _alike(grads, reference, most):
+        if alike(grads, reference, most):
             right.append(name)
         else:
             refused[name] = "its gradients differ from the loop's"
@@ -536,7 +536,7 @@ def _problem(trial: TrialPass, name: str, form: str) -> str:
         return f"its outputs differ from those of backend {name}"
     if not all(close(written[name_of], buffers[name_of], most) for name_of in buffers):
         return f"what it writes to buffers differs from backend {name}"
-    return "" if _alike(grads, gradients, most) else f"its gradients differ from those of backend {name}"
+    return "" if alike(grads, gradients, most) else f"its gradients differ from those of backend {name}"
 
 
 def compiler_reason(error: Exception) -> str:
@@ -550,7 +550,8 @@ def compiler_reason(error: Exception) -> str:
     return f"{first_line(error)}: {why}"[:300] if why else first_line(error)
 
 
-def _alike(gradients: list[Tensor], reference: list[Tensor], most: float) -> bool:
+def alike(gradients: Sequence[Tensor], reference: Sequence[Tensor], most: float) -> bool:
+    """Whether gradients agree, each as a whole."""
     return len(gradients) == len(reference) and all(map(_near, gradients, reference, [most] * len(reference)))
 
 

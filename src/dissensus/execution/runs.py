@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dissensus.calls import NetworkInputs, mapped, split_tensors
-from dissensus.execution.choice import close, tolerance
+from dissensus.calls import NetworkInputs, first_tensor, mapped, split_tensors
+from dissensus.execution.choice import alike, close, tolerance
 from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.vmapped import attention_with_derivative
 from dissensus.execution.weights import Hanging
 
 JOINABLE = ("vmap", "batched")
@@ -53,8 +54,9 @@ def joined(
         return {name: tensor.unflatten(0, (runs, -1)) for name, tensor in tensors.items()}
 
     in_dims = (0, 0, 0, 0 if per_member else None)
-    outputs = torch.func.vmap(of_run, in_dims, randomness="different")(by_run(weights), by_run(buffers), rows, inputs)
-    return outputs.flatten(0, 1)
+    with attention_with_derivative(first_tensor(x)):
+        over_runs = torch.func.vmap(of_run, in_dims, randomness="different")
+        return over_runs(by_run(weights), by_run(buffers), rows, inputs).flatten(0, 1)
 
 
 def joining_pays(
@@ -65,21 +67,26 @@ def joining_pays(
     *,
     by_rule: bool,
 ) -> bool:
-    """Whether one pass gives the outputs of one after another, and takes less time; ``by_rule`` measures none.
+    """Whether one pass gives the outputs and gradients of one after another, and takes less time.
 
     Both are run forward and, where gradients are enabled, backward. ``restore`` undoes what a pass writes to buffers.
+    ``by_rule`` measures no time.
     """
 
-    def whole(outputs_of: Callable[[], Tensor]) -> Tensor:
+    def whole(outputs_of: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         restore()
         outputs = outputs_of()
-        if outputs.requires_grad and leaves:
-            torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
-        return outputs.detach()
+        if not outputs.requires_grad or not leaves:
+            return outputs.detach(), []
+        grads = torch.autograd.grad((outputs * outputs.detach()).sum(), leaves, allow_unused=True)
+        return outputs.detach(), [grad for grad in grads if grad is not None]
 
     try:
-        expected, outputs = whole(each), whole(at_once)
-        if not close(outputs, expected, tolerance(expected.dtype)):
+        (expected, gradients), (outputs, grads) = whole(each), whole(at_once)
+        kinds = {tolerance(t.dtype) for t in (expected, *gradients)}
+        lowered = expected.is_cuda or torch.is_autocast_enabled(expected.device.type)  # TF32, or sums in bf16
+        most = max(kinds | ({tolerance(torch.bfloat16)} if lowered else set()))
+        if not close(outputs, expected, tolerance(expected.dtype)) or not alike(grads, gradients, most):
             return False
         times = [[_seconds(whole, each), _seconds(whole, at_once)] for _ in range(0 if by_rule else _ROUNDS)]
     except RuntimeError:  # no such form, or not enough memory
@@ -87,8 +94,8 @@ def joining_pays(
     return by_rule or median(pair[1] for pair in times) < 0.95 * median(pair[0] for pair in times)
 
 
-def _seconds(whole: Callable[[Callable[[], Tensor]], Tensor], outputs_of: Callable[[], Tensor]) -> float:
+def _seconds(whole: Callable[[Callable[[], Tensor]], tuple[Tensor, object]], outputs_of: Callable[[], Tensor]) -> float:
     start = time.perf_counter()
-    if whole(outputs_of).is_cuda:
+    if whole(outputs_of)[0].is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start

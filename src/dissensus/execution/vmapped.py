@@ -29,7 +29,7 @@ def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
             return skeleton.passed(rebuilt(own_inputs))
 
     in_dims = (0, 0, 0 if per_member else None)
-    with _differentiable_attention(skeleton), _attention_with_a_rule(calls.first_tensor(x)), _speed_not_warned_of():
+    with _differentiable_attention(skeleton), attention_with_derivative(calls.first_tensor(x)), _speed_not_warned_of():
         return torch.func.vmap(member_outputs, in_dims, randomness="different")(
             weights.stacked(), dict(buffers), inputs
         )
@@ -53,7 +53,7 @@ def _speed_not_warned_of() -> Iterator[None]:
 
 
 @contextmanager
-def _attention_with_a_rule(x: Tensor) -> Iterator[None]:
+def attention_with_derivative(x: Tensor) -> Iterator[None]:
     """A block in which attention on a GPU takes neither PyTorch's memory-efficient kernel nor cuDNN's.
 
     Under ``vmap`` no activation seems to want a gradient, so their forward passes do not keep what their derivatives
