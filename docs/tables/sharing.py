@@ -96,7 +96,10 @@ def cell(row: Mapping[str, Any], key: str) -> str:
 def values() -> dict[str, str]:
     """The numbers of the page's sentences: twenty LoRA members of a ViT beside one network, on both machines."""
     numbers: dict[str, str] = {}
-    for machine, name, network in (("cpu", "sharing", "ViT, width 384"), ("card", "sharing_gpu", "vit_small")):
+    for machine, name, network in (
+        ("cpu", "sharing", "ViT, width 384"),
+        ("card", "sharing_gpu_before", "vit_small"),
+    ):
         result = benchmark(name)
         (row,) = [
             row for row in result["rows"] if network in row["network"] and (row["way"], row["members"]) == ("LoRA", 20)

@@ -168,6 +168,8 @@ def stacked(result: Result) -> str:
         chosen = f"{long['ms']:.2f}, {long['ran']} ({long['first_step_s']:.0f})" if "ms" in long else "–"
         rows.append([name, str(members), str(batch), *times, chosen])
     steps = table(("network", "members", "batch", *STACKED_WAYS, "auto, long"), rows)
+    if not result["layers"]:
+        return steps
     layers = [layer for layer in result["layers"] if "microseconds" in layer]
     cells = [
         [
