@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 import dissensus.execution.triton_launch as triton_launch
@@ -139,14 +140,61 @@ def _norm_gradients(
     return [grads.get(place) for place in range(4)]
 
 
-def _norm_tile(channels: int) -> tuple[int, int]:
-    """Rows and channels of a program.
+class _Cut(NamedTuple):
+    """How activations ``[M, B, C, ...]`` are cut into programs."""
 
-    >>> _norm_tile(16), _norm_tile(10), _norm_tile(512)
-    ((256, 16), (256, 16), (32, 128))
-    """
-    width = min(power(channels), 128)
-    return 4096 // width, width
+    members: int
+    rows: int
+    channels: int
+    lines: int
+    """Rows of a program."""
+    width: int
+    """Channels of a program."""
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Cut":
+        """The cut of activations.
+
+        >>> [_Cut.of(torch.zeros(2, 4, channels, 3))[3:] for channels in (16, 10, 512)]
+        [(256, 16), (256, 16), (32, 128)]
+        """
+        channels = x.shape[2]
+        width = min(power(channels), 128)
+        return cls(len(x), x[0].numel() // channels, channels, 4096 // width, width)
+
+    @property
+    def blocks(self) -> int:
+        """Programs that share the channels."""
+        return -(-self.channels // self.width)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Programs of a kernel that computes rows."""
+        return -(-self.rows // self.lines), self.members, self.blocks
+
+
+def _sums(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], cut: _Cut, *, backward: bool, relu: bool
+) -> Float[Tensor, "splits M 2 C"]:
+    """Two sums of every channel over parts of the rows; ``tensors`` are x, y, dy, means and 1 / √(variance + eps)."""
+    splits, each = parts_of(cut.rows, cut.members * cut.blocks, cut.lines, PROGRAMS)
+    parts = tensors[0].new_empty((splits, cut.members, 2, cut.channels), dtype=torch.float32)
+    launch(
+        "norm_sums",
+        (splits, cut.members, cut.blocks),
+        *tensors,
+        parts,
+        cut.members,
+        cut.rows,
+        CHANNELS=cut.channels,
+        BACKWARD=backward,
+        RELU=relu,
+        FIRST=FIRST_ROWS,
+        EACH=each,
+        ROWS=cut.lines,
+        WIDTH=cut.width,
+    )
+    return parts
 
 
 def kernel_norm(
@@ -158,45 +206,25 @@ def kernel_norm(
     settings: NormSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, and the means and 1 / √(variance + eps) ``[M, C]`` that were used; memory is channels last."""
-    members, channels = len(x), x.shape[2]
-    rows = x[0].numel() // channels
-    lines, width = _norm_tile(channels)
-    blocks = -(-channels // width)
-    constants = {"CHANNELS": channels, "WIDTH": width}
+    cut = _Cut.of(x)
+    constants = {"CHANNELS": cut.channels, "WIDTH": cut.width}
     if settings.uses_batch:
-        mean, rstd = (x.new_empty(members, channels, dtype=torch.float32) for _ in range(2))
-        parts, splits, each = _norm_parts(x, rows, lines, blocks)
-        launch(
-            "norm_sums",
-            (splits, members, blocks),
-            x,
-            x,
-            x,
-            mean,
-            x,
-            parts,
-            members,
-            rows,
-            FIRST=FIRST_ROWS,
-            EACH=each,
-            BACKWARD=False,
-            RELU=False,
-            ROWS=lines,
-            **constants,
-        )
+        mean, rstd = (x.new_empty(cut.members, cut.channels, dtype=torch.float32) for _ in range(2))
+        parts = _sums((x, x, x, mean, x), cut, backward=False, relu=False)
         tracked = statistics if settings.tracks else None
-        running = (mean, rstd) if tracked is None else tracked
-        numbers = (members, rows, settings.momentum, settings.eps)
         launch(
             "norm_statistics",
-            (members, blocks),
+            (cut.members, cut.blocks),
             parts,
             mean,
             rstd,
-            *running,
-            *numbers,
+            *((mean, rstd) if tracked is None else tracked),
+            cut.members,
+            cut.rows,
+            settings.momentum,
+            settings.eps,
             TRACKED=tracked is not None,
-            SPLITS=splits,
+            SPLITS=len(parts),
             **constants,
         )
     else:
@@ -206,7 +234,7 @@ def kernel_norm(
     weight, bias = (None if tensor is None else _dense_rows(tensor) for tensor in (weight, bias))
     launch(
         "norm_rows",
-        (-(-rows // lines), members, blocks),
+        cut.grid,
         x,
         x if residual is None else residual,
         mean,
@@ -214,13 +242,13 @@ def kernel_norm(
         mean if weight is None else weight,
         mean if bias is None else bias,
         y,
-        rows,
+        cut.rows,
         0 if weight is None else weight.stride(0),
         0 if bias is None else bias.stride(0),
         AFFINE=weight is not None,
         HAS_RESIDUAL=residual is not None,
         RELU=settings.relu,
-        ROWS=lines,
+        ROWS=cut.lines,
         **constants,
     )
     return y, mean, rstd
@@ -237,38 +265,16 @@ def kernel_norm_gradient(
     settings: NormSettings,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, of weights, of biases and of the residual; y are outputs, of which ReLU's signs are read."""
-    members, channels = len(x), x.shape[2]
-    rows = x[0].numel() // channels
-    lines, width = _norm_tile(channels)
-    blocks = -(-channels // width)
-    constants = {"CHANNELS": channels, "WIDTH": width, "RELU": y is not None}
-    outputs = x if y is None else y
-    parts, splits, each = _norm_parts(x, rows, lines, blocks)
-    launch(
-        "norm_sums",
-        (splits, members, blocks),
-        x,
-        outputs,
-        dy,
-        mean,
-        rstd,
-        parts,
-        members,
-        rows,
-        FIRST=FIRST_ROWS,
-        EACH=each,
-        BACKWARD=True,
-        ROWS=lines,
-        **constants,
-    )
-    sums = parts[0] if splits == 1 else parts.sum(0)
+    cut, outputs = _Cut.of(x), x if y is None else y
+    parts = _sums((x, outputs, dy, mean, rstd), cut, backward=True, relu=y is not None)
+    sums = parts[0] if len(parts) == 1 else parts.sum(0)
     dx = _new_like(x)
     # Without ReLU, the gradient of the residual is that of outputs.
     masked = _new_like(x) if wants_residual and y is not None else None
     weight = None if weight is None else _dense_rows(weight)
     launch(
         "norm_gradient",
-        (-(-rows // lines), members, blocks),
+        cut.grid,
         x,
         outputs,
         dy,
@@ -278,13 +284,15 @@ def kernel_norm_gradient(
         sums,
         dx,
         dx if masked is None else masked,
-        rows,
+        cut.rows,
         0 if weight is None else weight.stride(0),
+        CHANNELS=cut.channels,
         AFFINE=weight is not None,
         TRAINING=settings.uses_batch,
         HAS_RESIDUAL=masked is not None,
-        ROWS=lines,
-        **constants,
+        RELU=y is not None,
+        ROWS=cut.lines,
+        WIDTH=cut.width,
     )
     of_bias, of_weight = sums.unbind(1)
     if weight is None:
@@ -300,9 +308,3 @@ def _new_like(x: Tensor) -> Tensor:
 def _dense_rows(tensor: Tensor) -> Tensor:
     """A tensor ``[M, C]`` whose rows have no gaps; there may be some between rows."""
     return tensor if tensor.stride(1) == 1 else tensor.contiguous()
-
-
-def _norm_parts(x: Tensor, rows: int, lines: int, blocks: int) -> tuple[Tensor, int, int]:
-    """Memory for two sums of every channel, the number of parts of rows, and rows of each."""
-    splits, each = parts_of(rows, len(x) * blocks, lines, PROGRAMS)
-    return x.new_empty((splits, len(x), 2, x.shape[2]), dtype=torch.float32), splits, each
