@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import weakref
 from functools import partial
 
 import pytest
@@ -206,6 +207,32 @@ def test_what_users_write_between_epochs_counts(ways):
     assert_equal(*results)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_a_loader_writes_between_steps_counts(captured, ways, request):
+    if captured:
+        request.getfixturevalue("captures")
+    results, (x, y) = [], data()
+    for _ in ways():
+        ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, seed=1, backend="loop")
+        torch.manual_seed(0)
+        kept = {name: torch.rand_like(p) > 0.5 for name, p in ensemble.named_parameters()}
+
+        class Pruning:
+            def __len__(self):
+                return 5
+
+            def __iter__(self, ensemble=ensemble, kept=kept):
+                for start in range(0, 40, 8):
+                    with torch.no_grad():
+                        for name, parameter in ensemble.named_parameters():
+                            parameter.mul_(kept[name])
+                    yield x[start : start + 8], y[start : start + 8]
+
+        ds.fit(ensemble, Pruning(), ldr, epochs=4, lr=0.01, precision="bf16")
+        results.append(tensors(ensemble))
+    assert_equal(*results)
+
+
 @pytest.mark.parametrize("steps", [4, 12])
 def test_a_training_resumes_without_stored_copies(steps, ways, tmp_path, monkeypatch):
     expected, _ = (fitted(epochs=3) for _ in ways())
@@ -241,6 +268,14 @@ ELSEWHERE = {
     "a callback that sees steps": {"callbacks": [Watching()]},
     "members in turn": {"recompute": True},
     "members in groups": {"max_memory": 13_000, "objective": cross_entropy},
+    "two passes, one attacked": {
+        "adversarial": ds.train.AdversarialTraining(0.1, box=(-5.0, 5.0), steps=1, beside=True),
+        "objective": partial(ds.objectives.trades, strength=1.0),
+    },
+    "two passes, one without labels": {
+        "unlabelled": torch.randn(40, 6, generator=torch.Generator().manual_seed(5)),
+        "objective": ds.objectives.divdis,
+    },
 }
 
 
@@ -271,10 +306,55 @@ def test_planned_memory_counts_copies(monkeypatch):
     assert held[1] - held[0] == 2 * M * (6 * 8 + 8 * 7 + 7 * 3)
 
 
+@pytest.mark.parametrize("max_memory", range(11_000, 18_000, 1000))
+def test_memory_that_lacks_for_copies_alone_changes_nothing_else(max_memory, monkeypatch):
+    results = []
+    for devices in (set(), {"cpu"}):
+        monkeypatch.setattr(lowered_weights, "DEVICES", devices)
+        try:
+            results.append(fitted(max_memory=max_memory, objective=ldr)[0])
+        except ValueError as reason:
+            results.append({"refused": torch.tensor(list(str(reason).encode()))})
+    assert_equal(results[1], results[0])
+
+
+def test_copies_go_before_runs_are_selected(monkeypatch):
+    """They would keep the weights of all runs in memory beside those of the others."""
+    monkeypatch.setattr(lowered_weights, "DEVICES", {"cpu"})
+    run = Run.single(members=M, batch_size=8, seed=0, optimizer={"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0})
+    members = NewMembers(NETWORKS["mlp"][0], torch.device("cpu"))
+    engine = Recipe(members, [run], data(), ldr, epochs=2, precision=PrecisionSettings("bf16")).engine()
+    engine._lower()
+    matrix = weakref.ref(engine.lowered.flat)
+    assert matrix() is engine.state.flat
+    engine.select(torch.tensor([True]))
+    assert engine.lowered is None
+    assert matrix() is None
+
+
+def test_rows_that_kernels_cannot_count_are_left_to_torch(monkeypatch):
+    class Matrix:
+        is_cuda, dtype = True, torch.float32
+
+        def __init__(self, columns):
+            self.shape = (1, columns)
+
+        def __len__(self):
+            return 1
+
+        def is_contiguous(self):
+            return True
+
+    monkeypatch.setattr(optim.fused, "kernels", lambda: object())
+    monkeypatch.setattr(optim.fused, "_refused", [])
+    assert optim.fused.takes(Matrix(2**30))
+    assert not optim.fused.takes(Matrix(2**31))
+
+
 def test_passes_with_another_matrix_cast_it():
     body = ds.Ensemble(NETWORKS["mlp"][0], M, backend="batched").body
     flat = body.packed().requires_grad_()
-    lowered = LoweredWeights(flat, body.layout().products_width)
+    lowered = LoweredWeights(flat, body.layout().products_width, [])
     x = data()[0]
     with torch.autocast("cpu", torch.bfloat16), lowered.read():
         ours, others = body.run(flat, x), body.run(flat.detach(), x)

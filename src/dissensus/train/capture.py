@@ -72,6 +72,8 @@ class GraphSteps:
         shapes = (engine.feed.form, *(part.shape for part in raw), engine.updates)
         graph = self.cache.graph(shapes, functools.partial(self._recording, engine, raw), engine.feed.generators)
         if graph is not None:
+            if engine.lowered is not None:
+                engine.lowered.follow()
             graph(*raw, factor)
         else:
             engine.step(engine.feed.batch(*raw), factor)

@@ -244,7 +244,11 @@ class Engine:
             return
         if before is not None and self.captured is not None:
             self.captured.forget()  # graphs read and write copies that go
-        self.lowered = LoweredWeights(self.state.flat, columns) if columns else None
+        body = self.state.body
+        if columns and isinstance(body, StackedMembers):
+            self.lowered = LoweredWeights(self.state.flat, columns, body.trainable().values())
+        else:
+            self.lowered = None
 
     def _lowered_columns(self) -> int:
         """The number of columns of weights of which copies in bfloat16 are kept; 0: none.
@@ -258,12 +262,16 @@ class Engine:
             return 0
         if not isinstance(body, StackedMembers) or body.recompute:
             return 0
-        if settings.sampling is not None or (state.plan is not None and state.plan.groups is not None):
+        if settings.sampling is not None:
+            return 0
+        if state.plan is not None and (state.plan.groups is not None or not state.plan.lowers):
             return 0
         if state.accumulated is not None or self.ranks is not None or state.shared is not None:
             return 0
         if state.held or state.latest is not None:
             return 0
+        if isinstance(self.feed, WithUnlabelled) or (self.adversary is not None and self.adversary.settings.beside):
+            return 0  # gradients of two passes would be added up in bfloat16
         if state.optimizers is not None or not optim.has_kernel(self.optimizer, state.moments, settings.optimizer):
             return 0
         if kind == "cuda" and not optim.fused.takes(state.flat):
@@ -355,6 +363,8 @@ class Engine:
         """One step of all rows: forward, objective, backward, clip, update."""
         state = self.state
         state.ticks.fill_(state.steps)
+        if self.lowered is not None:
+            self.lowered.follow()
         outputs, parts, grad = self.gradient(batch)
         with torch.no_grad():
             # A sum is finite only if every entry is, and it is one number to read back.
@@ -434,9 +444,9 @@ class Engine:
         if self.adversary is not None:
             inputs = self.adversary.step_inputs(self, inputs, batch.targets)
         groups = None if state.plan is None else state.plan.groups
-        if groups is not None:
-            self.lowered = None  # members run a few at a time, because memory is short
-        elif self.lowered is not None:
+        if groups is not None or (state.plan is not None and not state.plan.lowers):
+            self.lowered = None  # memory is short
+        if self.lowered is not None:
             with self.lowered.read():
                 outputs = self.training_outputs(inputs, state.flat)
             parts = self._losses(outputs, batch)
@@ -682,11 +692,14 @@ class Engine:
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
         """Put runs that are done aside and go on with the others."""
+        if bool(done.any()):
+            self.lowered = None  # it would keep the matrix of all runs in memory, beside that of the others
         if bool(done.any()) and self.state.retire(done):
             self._follow_selection(~done)
 
     def select(self, runs: Bool[Tensor, " R"]) -> None:
         """Go on with some of the runs."""
+        self.lowered = None
         self.state.select(runs)
         self._follow_selection(runs)
 
@@ -718,7 +731,8 @@ class Engine:
         at_a_time = len(state.body) if sampling is None else sampling.count
         copies = memory.COPIES + sum(average is not None for average in (state.average, state.accumulated))
         held = copies * state.flat.numel() * state.flat.element_size()
-        held += self._lowered_columns() * len(state.flat) * lowered_weights.DTYPE.itemsize
+        spare = self._lowered_columns() * len(state.flat) * lowered_weights.DTYPE.itemsize
+        held += spare
         if state.body.recompute:  # activations of one member at a time; what a network checkpoints itself is not known
             state.body.recompute = False
             try:
@@ -728,7 +742,7 @@ class Engine:
                     raise
             finally:
                 state.body.recompute = True
-        return memory.Needs(at_a_time, held, kept + own_size)
+        return memory.Needs(at_a_time, held, kept + own_size, spare)
 
     def _plan_memory(self, batch: Batch, limit: memory.MemoryLimit) -> None:
         state = self.state

@@ -16,6 +16,8 @@ log = logging.getLogger("dissensus")
 
 MOST_ROWS = 65535
 """The largest second dimension of a grid of CUDA blocks."""
+MOST_COLUMNS = 2**31 - 2**12
+"""Kernels count columns, and the blocks of them, in 32 bits."""
 _refused: list[str] = []
 
 
@@ -34,6 +36,7 @@ def takes(flat: Tensor) -> bool:
     Rows must follow each other, which those of a section of a wider matrix do not.
     """
     fits = flat.is_cuda and flat.dtype == torch.float32 and len(flat) <= MOST_ROWS and flat.is_contiguous()
+    fits = fits and flat.shape[1] < MOST_COLUMNS
     return fits and not _refused and kernels() is not None
 
 

@@ -3,10 +3,12 @@
 Under autocast a step casts all weights of products to bfloat16, and widens their gradients into one float32 matrix.
 Both are passes over the memory of all weights. Here the kernel that updates the masters writes copies of them, too.
 Passes read the copies, and the kernel reads gradients as they come. Numbers do not change: a copy is
-``master.to(torch.bfloat16)``, and the gradient of a product in bfloat16 has no more digits. All other weights, such as
-biases and those of norms, are read from the masters. Copies follow from the masters and are never stored.
+``master.to(torch.bfloat16)``, and the gradient of a product in bfloat16 has no more digits. Steps of two passes, whose
+gradients would be added up in bfloat16, keep no copies. All other weights, such as biases and those of norms, are read
+from the masters. Copies follow from the masters and are never stored.
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -65,8 +67,11 @@ class LoweredWeights:
     An update writes both. Whatever else writes the matrix must be followed by `refresh`.
     """
 
-    def __init__(self, flat: Tensor, columns: int) -> None:
+    def __init__(self, flat: Tensor, columns: int, parameters: Iterable[Tensor]) -> None:
         self.flat = flat
+        self.parameters = [parameter for parameter in parameters if not parameter.is_inference()]
+        """Those that users see, which count what is written through them; updates write the matrix itself."""
+        self.writes = self._writes()
         masters = flat.detach()
         self.products = masters[:, :columns].to(DTYPE).requires_grad_()
         self.rest = masters[:, columns:].requires_grad_()
@@ -78,6 +83,16 @@ class LoweredWeights:
     def refresh(self) -> None:
         """Make the copies anew, because something else than an update may have written the masters."""
         self.products.detach().copy_(self.flat.detach()[:, : self.products.shape[1]])
+
+    def follow(self) -> None:
+        """Make the copies anew if somebody has written to parameters since, as a source of batches may."""
+        writes = self._writes()
+        if writes != self.writes:
+            self.writes = writes
+            self.refresh()
+
+    def _writes(self) -> int:
+        return sum(parameter._version for parameter in self.parameters)
 
     def gradient(self, total: Tensor) -> LoweredGradient:
         """The gradient of a number that passes have led to."""

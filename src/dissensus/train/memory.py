@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ class Needs:
     """Bytes that are always in use: weights, moments and the like."""
     per_member: int
     """Bytes that a member's forward pass keeps until its backward pass."""
+    spare: int = 0
+    """Bytes of those in use that training can do without, at the cost of time."""
 
     @property
     def whole(self) -> int:
@@ -67,6 +69,8 @@ class MemoryPlan:
     at_once: int
     groups: MemberGroups | None
     """None where all members train at once."""
+    lowers: bool = True
+    """Whether there is memory for copies of weights in bfloat16."""
 
     def __str__(self) -> str:
         size = self.needs.held + self.at_once * self.needs.per_member
@@ -108,13 +112,16 @@ def plan_members(
     its members, which cannot be grouped.
     """
     budget = allowed(limit.max_memory, device, deterministic=limit.deterministic)
+    lowers = needs.whole <= budget
+    if not lowers:
+        needs = replace(needs, held=needs.held - needs.spare, spare=0)
     least = needs.held + needs.per_member
     if least > budget and limit.max_memory is not None:
         fix = "Allow more, or use fewer members, smaller batches or precision='bf16'."
         checks.refuse("max_memory", f"hold one member at a time, about {mebibytes(least)}", mebibytes(budget), fix)
     at_once = needs.at_once(budget) if at_once is None else min(at_once, needs.members)
     if at_once >= needs.members:
-        plan = MemoryPlan(needs, at_once, None)
+        plan = MemoryPlan(needs, at_once, None, lowers)
         log.info("%s", plan)
         return plan
     if sampled:
