@@ -1,6 +1,8 @@
 """Studies of data around the training data: the sets, what is measured on them, and the pictures that are shown."""
 
 import json
+import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from dissensus.studies.figures import figures
 from dissensus.studies.procedures import shift, shift_training
 from dissensus.studies.procedures.shift_measures import ShiftOutputs, is_shift_measure, values
 from dissensus.studies.results import Measure
-from dissensus.studies.run_folders import read_report
+from dissensus.studies.run_folders import damage, read_report
 from dissensus.studies.summary import summarise
 
 
@@ -235,3 +237,137 @@ def test_examples_of_most_and_least_disagreement_are_shown(tmp_path):
     ((figure, title),) = drawings
     assert "ldr" in title
     assert figure.axes[0].get_title(loc="left") == f"{title}: most disagreement", "a page has no other title for it"
+
+
+# Interrupted studies
+
+POINTS = {
+    "optimisation.epochs": 1,
+    "optimisation.examples": 64,
+    "evaluation.examples": 64,
+    "members.options": {"widths": [4]},
+}
+"""Independent training of two seeds, and two methods that choose λ and are compared with it: six points."""
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Followed:
+    """A run of the study, until a point begins: which points were trained, and what their audits compared them with."""
+
+    def __init__(self, root, until="", name="ldr/table-8", changes=POINTS):
+        self.trained, self.references = [], {}
+        train, audit = shift_training.PointTraining.trained, shift.shift_measures.audit_outputs
+
+        def counted(training):
+            if training.number not in self.trained:
+                self.trained.append(training.number)
+            return train(training)
+
+        def recorded(outputs, targets, pool, on_train, reference):
+            self.references[self.trained[-1]] = reference
+            return audit(outputs, targets, pool, on_train, reference)
+
+        def follow(text, share):
+            if until and f": {until}, " in text:
+                raise Interrupted
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shift_training.PointTraining, "trained", counted)
+            patch.setattr(shift.shift_measures, "audit_outputs", recorded)
+            try:
+                self.folder = runner.run(name, "smoke", changes=changes, root=root, on_study=follow)
+            except Interrupted:
+                (self.folder,) = (root / name).glob("smoke-*")
+
+    @property
+    def rows(self):
+        return json.loads((self.folder / "report.json").read_text())["rows"]
+
+    @property
+    def kept(self):
+        return sorted(file.name for file in self.folder.rglob("*row-*.json"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that was not interrupted."""
+    return Followed(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory):
+    """The folder of runs of one that was interrupted in its fifth point."""
+    root = tmp_path_factory.mktemp("broken")
+    first = Followed(root, until="5 of 6")
+    assert first.trained == [0, 1, 2, 3, 4]
+    assert first.kept == [f".row-{number:03d}.json" for number in range(4)]
+    return root
+
+
+def edit(file):
+    file.write_text(file.read_text().replace('"accuracy": 0.', '"accuracy": 0.9', 1))
+
+
+def swap(file):
+    other = file.with_name(".row-003.json")
+    content = file.read_bytes()
+    file.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+FAULTS = {
+    "none": (lambda unit: None, []),
+    "outputs of a reference": (lambda unit: np.save(unit / "outputs-000.npy", np.zeros(3)), [0]),
+    "deleted outputs": (lambda unit: (unit / "outputs-003.npy").unlink(), [3]),
+    "an edited row": (lambda unit: edit(unit / ".row-002.json"), [2]),
+    "swapped rows": (lambda unit: swap(unit / ".row-002.json"), [2, 3]),
+}
+
+
+@pytest.mark.slow(fast=["none", "outputs of a reference", "an edited row"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_interrupted_unit_trains_no_whole_point_again(fault, broken_off, whole, tmp_path, caplog):
+    shutil.copytree(broken_off, tmp_path / "runs")
+    damaging, again = FAULTS[fault]
+    ((unit,),) = [[path for path in folder.iterdir() if path.is_dir()] for folder in tmp_path.glob("runs/*/*/smoke-*")]
+    damaging(unit)
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        second = Followed(tmp_path / "runs")
+    assert second.trained == [*again, 4, 5]
+    assert caplog.text.count("The point is trained again.") == len(again)
+    assert second.rows == whole.rows
+    assert second.kept == []
+    assert damage(second.folder) == ""
+    assert all(row["hyperparameters"] for row in second.rows[2:]), "λ is chosen"
+    assert whole.references[4] is not None
+    for number, reference in second.references.items():
+        expected = whole.references[number]
+        assert reference is expected is None or torch.equal(reference, expected)
+
+
+@pytest.mark.slow
+def test_a_point_that_chose_no_interaction_is_a_reference_after_an_interruption(tmp_path):
+    methods = {"chosen": {"choose": {"strength": [0.0]}}, "fixed": {"strength": 0.5}}
+    changes = {**POINTS, "grid": {"method": list(methods), "seed": [0]}, "objective.options.methods": methods}
+    Followed(tmp_path, until="2 of 2", changes=changes)
+    second = Followed(tmp_path, changes=changes)
+    assert second.trained == [1]
+    assert second.rows[0]["hyperparameters"] == {"strength": 0.0}
+    (outputs,) = second.folder.glob("*/outputs-000.npy")
+    assert second.references[1] is not None
+    assert torch.equal(second.references[1], torch.from_numpy(np.load(outputs)))
+
+
+@pytest.mark.slow
+def test_interrupted_heads_continue_with_the_backbone_that_they_began_with(tmp_path):
+    changes = {"optimisation.examples": 128}
+    study = {"name": "ldr/table-7", "changes": changes}
+    expected = Followed(tmp_path / "whole", **study)
+    Followed(tmp_path / "broken", until="3 of 4", **study)
+    second = Followed(tmp_path / "broken", **study)
+    assert second.trained == [2, 3]
+    assert second.rows == expected.rows
+    assert second.kept == []

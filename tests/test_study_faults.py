@@ -19,14 +19,16 @@ from typer.testing import CliRunner
 import dissensus
 from dissensus.cli import app
 from dissensus.pages import html
-from dissensus.storage import StorageError
+from dissensus.storage import StorageError, write_record
 from dissensus.studies import checked_folders, datasets, library, run_folders, spec
 from dissensus.studies import run as runner
 from dissensus.studies.page import page
 from dissensus.studies.procedures import methods
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.procedures.formula import WholeGrid
+from dissensus.studies.procedures.training import finish_point, finish_unit, finished_point, point_file
 from dissensus.studies.registry import MethodError, maker
+from dissensus.studies.results import Row
 from dissensus.studies.run_folders import damaged, find, read_report, read_state, unfinished
 
 FORMULA = "ldr/figure-2"
@@ -342,6 +344,69 @@ def test_everything_in_a_run_has_a_checksum(clean):
         ".lock",
     }
     assert listed <= files
+
+
+# Points of an unfinished unit
+
+
+def resum(file, **changes):
+    """Write a record anew, as if another release, run or unit had left it."""
+    record = json.loads(file.read_text())
+    write_record(file, {key: value for key, value in {**record, **changes}.items() if key != "manifest_sha256"})
+
+
+POINT_DAMAGE = {
+    "a truncated row": lambda unit, row: truncate(row),
+    "an empty row": lambda unit, row: row.write_bytes(b""),
+    "a row that is no JSON": lambda unit, row: row.write_bytes(b"\xff\xfe"),
+    "an edited row": lambda unit, row: row.write_text(row.read_text().replace("0.25", "0.75")),
+    "a folder": lambda unit, row: make_folder(row),
+    "a pipe": lambda unit, row: make_pipe(row),
+    "the row of another run": lambda unit, row: resum(row, of="ldr/table-8/smoke-0123456789ab/digits/1"),
+    "the row of another point": lambda unit, row: resum(row, of=json.loads(row.read_text())["of"][:-1] + "2"),
+    "a newer format": lambda unit, row: resum(row, format=2),
+    "changed outputs": lambda unit, row: add_to_array(unit / "outputs-001.npy"),
+    "a bit of the outputs": lambda unit, row: flip_bit(unit / "outputs-001.npy"),
+    "truncated outputs": lambda unit, row: truncate(unit / "outputs-001.npy"),
+    "deleted outputs": lambda unit, row: (unit / "outputs-001.npy").unlink(),
+    "swapped outputs": lambda unit, row: swap(unit / "outputs-000.npy", unit / "outputs-001.npy"),
+    "outputs on another set": lambda unit, row: flip_bit(unit / "outputs-001-corrupted-5.npy"),
+    "outputs of the reference": lambda unit, row: flip_bit(unit / "outputs-000.npy"),
+    "a renamed run": lambda unit, row: unit.parent.rename(unit.parent.with_name("smoke-other")),
+}
+
+
+@pytest.mark.parametrize("kind", POINT_DAMAGE)
+def test_only_whole_points_of_the_same_run_are_taken(kind, tmp_path, caplog):
+    run, study = tmp_path / "ldr/table-8/smoke-abc", library.load("ldr/table-8")
+    unit = run / "digits"
+    unit.mkdir(parents=True)
+    for number, name in enumerate(("outputs-000.npy", "outputs-001.npy", "outputs-001-corrupted-5.npy")):
+        np.save(unit / name, np.full((2, 50, 3), number))
+    row = Row("digits", {"method": "ldr"}, 3, {"accuracy": 0.25}, run=1, hyperparameters={"strength": 0.0})
+    finish_point(run, "digits", row, reference=0)
+    np.save(unit / "outputs-001-later.npy", np.ones(3))
+    assert finished_point(run, "digits", 1, study) == row
+    assert finished_point(run, "digits", 0, study) is None
+    assert caplog.text == ""
+    POINT_DAMAGE[kind](unit, point_file(unit, 1))
+    run = next(unit.parent.parent.iterdir())
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        assert finished_point(run, "digits", 1, study) is None
+    assert caplog.text.count("The point is trained again.") == 1
+
+
+def test_points_are_no_part_of_a_finished_unit(tmp_path):
+    run = tmp_path / "ldr/table-8/smoke-abc"
+    unit = run / "digits"
+    unit.mkdir(parents=True)
+    np.save(unit / "outputs-000.npy", np.ones(3))
+    row = Row("digits", {"method": "erm"}, 0, {"accuracy": 0.25}, run=0)
+    finish_point(run, "digits", row)
+    assert point_file(unit, 0).is_file()
+    finish_unit(run, "digits", [row])
+    assert sorted(file.name for file in unit.iterdir()) == ["manifest.json", "outputs-000.npy", "rows.json"]
+    checked_folders.check_unit(run, "digits")
 
 
 # Names that lead elsewhere

@@ -6,7 +6,8 @@
 | a unit of a run | its files (``rows.json``, ``outputs-*.npy``, ``targets.npy``, ...), and those of its ensembles |
 
 A manifest also says what its folder is of, so that a folder which was renamed or swapped is noticed. It is written last
-and marks a unit as finished. Checkpoints and finished chunks of attacks have manifests of their own.
+and marks a unit as finished. Checkpoints and finished chunks of attacks have manifests of their own. Files whose names
+begin with a dot are no part of the result.
 """
 
 import re
@@ -72,13 +73,17 @@ def write_run_manifest(run: Path, units: Iterable[str], details: Mapping[str, An
 
 def _write_manifest(folder: Path, kind: Kind, of: str, files: Iterable[Path], details: Mapping[str, Any]) -> None:
     listed = [file for file in sorted(files) if file.is_file() and not file.name.startswith(".")]
-    sums = {
-        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-        for file in listed
-        if file != folder / MANIFEST
-    }
+    sums = sums_of(folder, [file for file in listed if file != folder / MANIFEST])
     content = {"kind": kind, "format": FORMATS.newest, "of": of, **details, "files": sums}
     write_record(folder / MANIFEST, content)
+
+
+def sums_of(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Size and checksum of files, by their paths within a folder; `check_files` compares them."""
+    return {
+        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+        for file in files
+    }
 
 
 def is_finished(run: Path, unit: str) -> bool:
@@ -93,7 +98,7 @@ def listed_files(run: Path, unit: str) -> dict[str, Any]:
 
 def check_unit(run: Path, unit: str) -> None:
     """Refuse a finished unit with a file that is missing, truncated, changed or of another unit: `StorageError`."""
-    _check_files(inside(run, unit), listed_files(run, unit))
+    check_files(inside(run, unit), listed_files(run, unit))
 
 
 def check_run(run: Path) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def check_run(run: Path) -> dict[str, Any]:
     manifest = _read_manifest(run, RUN, run_name(run))
     if "report.json" not in manifest["files"]:
         raise StorageError(f"{run / MANIFEST} names no report.json.")
-    _check_files(run, manifest["files"])
+    check_files(run, manifest["files"])
     return manifest
 
 
@@ -122,16 +127,17 @@ def _read_manifest(folder: Path, kind: Kind, of: str) -> dict[str, Any]:
     return manifest
 
 
-def _check_files(folder: Path, files: Mapping[str, Any]) -> None:
+def check_files(folder: Path, files: Mapping[str, Any], record: str = MANIFEST) -> None:
+    """Refuse a file that is missing, truncated or changed: `StorageError`. The sums are those in ``record``."""
     for name, stored in files.items():
         file = inside(folder, name)
         if not file.is_file():
-            raise StorageError(f"{file} is missing, though {MANIFEST} names it.")
+            raise StorageError(f"{file} is missing, though {record} names it.")
         size = file.stat().st_size
         if size < stored["bytes"]:
             raise StorageError(f"{file} is truncated: {size} bytes, where {stored['bytes']} were saved.")
         if size != stored["bytes"] or file_digest(file) != stored["sha256"]:
-            raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
+            raise StorageError(f"{file} was changed after it was saved: its checksum is not that in {record}.")
 
 
 def stored_record(file: Path, formats: Formats = FORMATS) -> dict[str, Any]:

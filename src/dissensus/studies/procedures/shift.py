@@ -27,6 +27,8 @@ from dissensus.studies.procedures.train import SEARCH
 from dissensus.studies.procedures.training import (
     TrainedRun,
     TrainingUnit,
+    finish_point,
+    finished_point,
     first_seed,
     outputs_file,
     read_rows,
@@ -48,7 +50,7 @@ _PICTURES = "pictures.npy"
 
 
 def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
-    """Train and measure every point of the grid on a data set."""
+    """Train and measure every point of the grid on a data set; an interrupted unit continues after the last point."""
     folder = inside(context.folder, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
     context = context.on_data(unit.data).titled(unit.name)
@@ -62,17 +64,25 @@ def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     cache = folder.parents[3] / "features"  # shared by all studies
     preparation = Preparation(raw, spec, context.device, cache)
     rows: list[Row] = []
-    references: dict[tuple[object, ...], Tensor] = {}
+    references: dict[tuple[object, ...], int] = {}  # first runs without interaction, by seed and network
     for number, (point, setting) in enumerate(zip(grid, settings, strict=True)):
         title = f"{number + 1} of {len(grid)}, {', '.join(str(value) for value in point.values())}"
 
         def on_progress(moment: Progress, number: int = number, title: str = title) -> None:
             context.progress(f"{title}: {moment}", (number + moment.step / moment.steps) / len(grid))
 
-        prepared = _prepared(preparation, setting)
-        trained = PointTraining(context, setting, point, number, prepared, on_progress).trained()
-        setting = {**setting, **(trained.hyperparameters or {})}
-        rows.append(_row(context, setting, trained, prepared, folder, references))
+        kind = tuple(setting.get(name) for name in ("members", "backbone", "layers", "initial"))
+        key = (int(point["seed"]), *kind)
+        row = finished_point(context.folder, unit.name, number, spec)
+        if row is None:
+            prepared = _prepared(preparation, setting)
+            trained = PointTraining(context, setting, point, number, prepared, on_progress).trained()
+            row = _row(context, setting, trained, prepared, folder, references.get(key))
+            finish_point(context.folder, unit.name, row, references.get(key))
+        chosen = {**setting, **(row.hyperparameters or {})}
+        if row.status == "done" and not interacts(chosen) and not chosen.get("diverse"):
+            references.setdefault(key, number)
+        rows.append(row)
     _write_targets(_prepared(preparation, settings[0]).data, raw, folder)
     return rows
 
@@ -89,9 +99,9 @@ def _row(
     trained: TrainedRun,
     prepared: PreparedData,
     folder: Path,
-    references: dict[tuple[object, ...], Tensor],
+    reference: int | None,
 ) -> Row:
-    """A run's row. The first ensemble without interaction is the reference of others with its seed and network."""
+    """A run's row; the audit compares with the run whose number is ``reference``."""
     spec, shifted, ensemble = context.spec, prepared.data, trained.ensemble
     data = shifted.study_data()
     assert spec.objective is not None
@@ -103,15 +113,12 @@ def _row(
     }
     x, y = prepared.split[0]
     on_train = ensemble.predict(x[:AUDITED_EXAMPLES]), y[:AUDITED_EXAMPLES]
-    kind = (settings.get(name) for name in ("backbone", "layers", "initial"))
-    key = (int(trained.point["seed"]), ensemble.members, *kind)
     note = None
     if ensemble.members > 1 and trained.status == "done":
         pool = spec.objective.pool
-        audit = shift_measures.audit_outputs(outputs, data.test[1], pool, on_train, references.get(key))
+        compared = None if reference is None else stored_outputs(folder, reference)
+        audit = shift_measures.audit_outputs(outputs, data.test[1], pool, on_train, compared)
         note = AuditNote(audit.verdict, audit.judgement.reasons)
-    if not interacts(settings) and trained.status == "done" and not settings.get("diverse"):
-        references.setdefault(key, outputs)
     measured = ShiftOutputs(
         outputs,
         data.test[1],

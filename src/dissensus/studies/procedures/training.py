@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,16 @@ from torch import Tensor
 
 from dissensus.ensemble import Ensemble
 from dissensus.execution.inference import Inputs
-from dissensus.storage import read_regular, write_atomically
+from dissensus.storage import Formats, StorageError, read_regular, write_atomically, write_record
 from dissensus.studies import measures
-from dissensus.studies.checked_folders import inside, write_unit_manifest
+from dissensus.studies.checked_folders import (
+    check_files,
+    inside,
+    run_name,
+    stored_record,
+    sums_of,
+    write_unit_manifest,
+)
 from dissensus.studies.datasets import is_split_by_seed
 from dissensus.studies.measures import LabelledOutputs
 from dissensus.studies.procedures.base import StudyContext
@@ -26,6 +34,8 @@ from dissensus.studies.results import Measure, Row
 from dissensus.studies.spec import Spec
 from dissensus.train import History
 from dissensus.train.settings import Metric
+
+log = logging.getLogger("dissensus")
 
 TRACKED = ("accuracy", "member_accuracy")
 """Measures that are followed over the epochs, beside the losses."""
@@ -35,6 +45,8 @@ CURVES = (*(f"{part}_{name}" for part in ("train", "test") for name in _PARTS), 
 """Curves over the epochs; ``"CURVE@SHARE"`` is a measure, the value at the end of that share of the epochs."""
 ROWS = "rows.json"
 TARGETS = "targets.npy"
+POINT_FORMATS = Formats(newest=1)
+"""Of files of finished points."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +143,59 @@ def write_array(file: Path, array: np.ndarray[Any, Any]) -> None:
 
 
 def finish_unit(run: Path, unit: str, rows: Sequence[Row]) -> None:
-    """Write a unit's rows and its manifest, which marks it as finished."""
+    """Write a unit's rows and its manifest, which marks it as finished; remove what `finish_point` has left."""
     folder = inside(run, unit)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ROWS, json.dumps([row.to_json() for row in rows], indent=1).encode())
     write_unit_manifest(run, unit)
+    for file in folder.glob(".row-*.json"):
+        file.unlink(missing_ok=True)
+
+
+def point_file(folder: Path, number: int) -> Path:
+    """The file of a finished point within an unfinished unit; no part of the unit's result."""
+    return folder / f".row-{number:03d}.json"
+
+
+def finish_point(run: Path, unit: str, row: Row, reference: int | None = None) -> None:
+    """Keep the row of a trained point, so that a run that is interrupted does not train the point again.
+
+    Args:
+        run: The folder of the run.
+        unit: Name of the unit.
+        row: The point's row. Its outputs are in the unit's folder.
+        reference: Number of the run that the audit has compared with this one.
+    """
+    assert row.run is not None
+    folder, outputs = inside(run, unit), outputs_file(inside(run, unit), row.run)
+    files = {outputs, *folder.glob(f"{outputs.stem}-*.npy")}
+    if reference is not None:
+        files.add(outputs_file(folder, reference))
+    of, sums = _point_name(run, unit, row.run), sums_of(folder, sorted(files))
+    content = {"format": POINT_FORMATS.newest, "of": of, "row": row.to_json(), "files": sums}
+    write_record(point_file(folder, row.run), content)
+
+
+def finished_point(run: Path, unit: str, number: int, spec: Spec) -> Row | None:
+    """The row of a point that an interrupted run has finished; None where there is none, or its files are not whole."""
+    folder = inside(run, unit)
+    file = point_file(folder, number)
+    if not file.exists():
+        return None
+    try:
+        record = stored_record(file, POINT_FORMATS)
+        if record.get("of") != _point_name(run, unit, number):
+            raise StorageError(f"{file} is of {record.get('of')!r}: it was moved or swapped.")
+        check_files(folder, record["files"], file.name)
+    except StorageError as reason:
+        log.warning("%s The point is trained again.", reason)
+        return None
+    return Row.from_json(record["row"], list(spec.grid))
+
+
+def _point_name(run: Path, unit: str, number: int) -> str:
+    """What the file of a point is of: paper, study, scale with the digest of settings and version, unit and number."""
+    return f"{run_name(run)}/{unit}/{number}"
 
 
 def read_rows(folder: Path, spec: Spec) -> list[Row]:
