@@ -295,8 +295,8 @@ def _local_name(name: str) -> str:
 def _plain_text(figure: Any) -> Iterator[None]:
     """Draw texts as they are: ``$`` starts no formula, and characters that cannot be drawn are replaced.
 
-    What matplotlib warns of is no news to users: a browser has glyphs that its font lacks, and names may leave axes no
-    room.
+    What matplotlib warns of is no news to users: a browser has glyphs that its font lacks, names may leave axes no
+    room, and a busy machine may take a second to place a legend.
     """
     from matplotlib import rc_context
     from matplotlib.text import Text
@@ -314,5 +314,5 @@ def _plain_text(figure: Any) -> Iterator[None]:
         if isinstance(names, FuncFormatter):  # of ticks with names, which are written when they are drawn
             axis.set_major_formatter(lambda value, place, names=names: printable(names(value, place)))
     with rc_context({"text.parse_math": False}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph|constrained_layout not applied")
+        warnings.filterwarnings("ignore", "Glyph|constrained_layout not applied|Creating legend with loc")
         yield
