@@ -1,5 +1,6 @@
 """How ``backend="auto"`` decides: on scripted times, so that nothing here depends on the machine."""
 
+import copy
 import functools
 import itertools
 import logging
@@ -7,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import dissensus as ds
 from dissensus.execution import choice
 from dissensus.execution.choice import interleaved, seconds_allowed, settled, typical
-from dissensus.execution.weights import Packed
+from dissensus.execution.weights import Hanging, Packed
 
 pytestmark = pytest.mark.measures_backends
 
@@ -217,3 +219,32 @@ def test_gradients_are_compared_on_a_gpu(monkeypatch):
     ensemble = ds.Ensemble(functools.partial(ds.nets.mlp, 4, 3, (8,)), 3, seed=0).cuda()
     ensemble(torch.randn(5, 4, device="cuda"))
     assert ensemble.choices[0].refused["vmap"] == "its gradients differ from the loop's"
+
+
+def test_gradients_that_are_rounding_alone_refuse_no_backend():
+    """The bias of a convolution before batch norm has no gradient, and torch computes noise in its place."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(1, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.Tanh(),
+        nn.Conv2d(16, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.Flatten(),
+    ]
+    body = ds.Ensemble(lambda: nn.Sequential(*copy.deepcopy(layers), nn.Linear(256, 3)), 3, seed=0).body.train()
+    weights = Hanging(body.trainable(), 3)  # one tensor for each parameter, as in a training loop of the user's
+    trial = choice.TrialPass(body.skeleton, weights, body.state(), torch.randn(6, 1, 8, 8), False)
+    refused = {}
+    assert choice._with_right_gradients(trial, ["loop", "vmap"], refused) == ["loop", "vmap"], refused
+
+
+def test_a_small_gradient_of_nan_is_noticed_beside_large_ones():
+    large, small = torch.full((4,), 1e3), torch.full((4,), 1e-3)
+    assert choice.alike([large, small], [large, small], 0.05)
+    assert not choice.alike([large, small * float("nan")], [large, small], 0.05)
+    assert not choice.alike([large * 1.5, small], [large, small], 0.05)
+    assert choice.alike([large, small], [large, small * float("inf")], 0.05), "a reference that is not finite"
+    assert not choice.alike([large * 1.5, small], [large, small * float("nan")], 0.05)
+    assert choice.alike([], [], 0.05)
+    assert not choice.alike([large], [], 0.05)
